@@ -1,0 +1,148 @@
+"""Every setting, parsed once at the edge into frozen dataclasses with units in the names.
+
+Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer]; unknown keys
+are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG and the
+model's folder from TRITANDEM_MODEL, so that the model repository can be mounted as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .contracts import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MODEL_ENV = "TRITANDEM_MODEL"
+CONFIG_ENV = "TRITANDEM_CONFIG"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine on one device. Sizes of 0 mean: derive from what the device has."""
+
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    dtype: str = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
+    block_tokens: int = 16
+    num_blocks: int = 0  # 0: from kv_memory_fraction (CUDA) or cpu_kv_bytes (CPU)
+    kv_memory_fraction: float = 0.9  # of the device memory left after weights and graphs
+    cpu_kv_bytes: int = 1 << 30
+    max_sequences: int = 0  # slots; 0: 256 on CUDA, 16 on CPU
+    max_context_tokens: int = 0  # 0: the model's own limit, or less where KV memory is short
+    prefill_tokens_per_step: int = 0  # chunk budget; 0: 8192 on CUDA, 256 on CPU
+    prefix_cache: bool = True
+    attention: str = "auto"  # auto | dense | paged
+    cuda_graphs: bool = True
+    compile: bool = True
+    launch_ahead_steps: int = 3  # replays launched before their tokens are read (CUDA only)
+    stream_idle_s: float = 1.0  # the token stream ends after this long without live sequences
+    random_weights: bool = False  # for benchmarks: weights from the config alone
+    random_weights_seed: int = 0
+    threads: int = 0  # torch intra-op threads; 0: what the machine has left
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Admission, order and delivery."""
+
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 4_000_000  # prompt + output budget over all queued requests
+    default_max_tokens: int = 256
+    default_priority: str = "normal"  # interactive | normal | batch
+    ageing_s: float = 10.0  # waiting this long lifts a request by one priority class
+    default_deadline_s: float = 0.0  # 0: none
+    fair_share: bool = True  # tenants share by served tokens
+    prefix_affinity: bool = True
+    dynamic_batch: bool = True
+    target_inter_token_s: float = 0.05
+    tick_s: float = 0.001  # requests that arrive within one tick travel in one submit
+    sender_threads: int = 2
+    max_buffered_chars: int = 1 << 20  # of one slow client; beyond it the request ends as FAILED
+    cancel_poll_s: float = 0.1
+    drain_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """Text to ids and back."""
+
+    fast: bool = True  # use fastokens when installed and proven equal
+    shadow_check_rate: float = 0.001  # share of fast-path requests that are checked again
+    piece_chars: int = 8192  # slow path: size of the pieces between safe cuts
+    inline_chars: int = 16384  # shorter texts are encoded in the calling thread
+    prefix_cache_bytes: int = 64 << 20
+    prefix_cache: bool = True
+    escape_special_tokens_in_chat: bool = True  # a user cannot inject control tokens through a message
+    threads: int = 0  # for long texts; 0: from the cores of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build the dataclass `cls` from `values`. Raises ConfigError for unknown keys and wrong types."""
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ConfigError(f"{where}.{unknown[0]}: unknown key; known keys: {', '.join(sorted(hints))}")
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}.{key}: given {value!r}, allowed: a table")
+            built[key] = from_mapping(typing.cast("type[Any]", hint), value, f"{where}.{key}")
+            continue
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+            raise ConfigError(f"{where}.{key}: given {value!r}, allowed: a value of type {hint.__name__}")
+        built[key] = value
+    return cls(**built)
+
+
+def load_config(path: Path | None) -> Config:
+    """Parse a TOML file; None gives the defaults. Raises ConfigError naming file and key."""
+    if path is None:
+        return Config()
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    return from_mapping(Config, values, path.name)
+
+
+def config_from_environment() -> Config:
+    """The configuration of a process inside Triton. Raises ConfigError."""
+    path = os.environ.get(CONFIG_ENV)
+    return load_config(Path(path) if path else None)
+
+
+def model_folder_from_environment() -> Path:
+    """The model's folder of a process inside Triton. Raises ConfigError when unset or missing."""
+    value = os.environ.get(MODEL_ENV)
+    if not value:
+        raise ConfigError(f"{MODEL_ENV}: not set; it names the model's folder (config.json, weights, tokenizer.json)")
+    path = Path(value)
+    if not path.exists():
+        raise ConfigError(f"{MODEL_ENV}: {path} does not exist")
+    return path

@@ -1,0 +1,132 @@
+"""The contract between the engine's core (host: decides) and its runner (device: executes).
+
+The core describes a step, the runner launches it; results come back in launch order, possibly several
+launches later. The device owns the truth about a running row (last token, length, remaining budget,
+finished flag): a step that follows needs nothing from the host. Host arrays are numpy; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..contracts import Float32Array, Int32Array, SamplingParams, UInt8Array
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInit:
+    """A sequence takes a slot (a fixed device row for its whole life). Precedes its first prefill chunk.
+
+    `output_ids` are tokens generated before a preemption: they count against the budget, for penalties and
+    for the random counter, so that the resumed sequence continues with identical output. Prefill then
+    covers prompt + output.
+    """
+
+    slot: int
+    prompt_ids: Int32Array  # [n]
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...]
+    bad_words: tuple[tuple[int, ...], ...]
+    output_ids: Int32Array  # [m], usually empty
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Positions [start, start + len(ids)) of one slot. The last chunk samples the next token.
+
+    Its KV blocks are in the block table before this step (`block_updates` of this or an earlier step).
+    """
+
+    slot: int
+    start: int
+    ids: Int32Array
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFeatures:
+    """What the decode rows of a step need beyond argmax; selects the graph variant."""
+
+    sampled: bool = False  # any temperature > 0
+    filtered: bool = False  # any top_k, top_p or min_p among them
+    penalised: bool = False
+    bad_words: bool = False
+    top_logprobs: int = -1  # -1: none asked; 0: the chosen token's; n: n alternatives
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of effects: releases, inits, block updates, prefill, decode.
+
+    A slot whose last prefill chunk is in this step decodes from the next step on. `decode_slots` may hold
+    rows that have finished on the device unknown to the host: they write nothing and report token -1.
+    """
+
+    step_id: int
+    releases: Sequence[int] = ()
+    inits: Sequence[SlotInit] = ()
+    block_updates: Int32Array | None = None  # [U, 3] slot, index in its block table, block id
+    prefill: Sequence[PrefillChunk] = ()
+    decode_slots: Sequence[int] = ()
+    max_context_tokens: int = 0  # upper bound of any decode row's length after this step
+    features: SamplingFeatures = field(default_factory=SamplingFeatures)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: R rows, last prefill chunks first (plan order), then the decode slots in order.
+
+    `tokens[i]` is -1 when row i had finished in an earlier step. `finish` holds FinishCode values: STOP
+    (a stop id was produced; that token is reported) or LENGTH (budget or context used up).
+    """
+
+    step_id: int
+    slots: Int32Array  # [R]
+    tokens: Int32Array  # [R]
+    finish: UInt8Array  # [R]
+    launched_ns: int
+    finished_ns: int
+    logprobs: Float32Array | None = None  # [R], NaN where not asked for
+    top_ids: Int32Array | None = None  # [R, K]
+    top_logprobs: Float32Array | None = None  # [R, K]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What the core must know of a loaded runner."""
+
+    device: str
+    num_slots: int
+    num_blocks: int  # block 0 is the null block: padding rows write there, it is never allocated
+    block_tokens: int
+    max_context_tokens: int
+    prefill_tokens_per_step: int
+    vocab_size: int
+    launch_ahead_steps: int  # 0: launch() has finished when it returns
+
+
+class Runner(Protocol):
+    """Executes steps in launch order; used by the core's thread only."""
+
+    spec: RunnerSpec
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Raises StepFailed when this step could not run; earlier steps are unaffected."""
+
+    def collect(self, wait: bool) -> StepResult | None:
+        """The oldest uncollected result; None if none is ready (wait=False) or none is pending."""
+
+    def pending(self) -> int:
+        """Steps launched and not collected."""
+
+    def close(self) -> None:
+        """Wait for the device and free everything."""
+
+
+class StepFailed(Exception):
+    """A step could not run (out of device memory, a kernel error). `slots` are the rows it concerned."""
+
+    def __init__(self, message: str, slots: Sequence[int]) -> None:
+        super().__init__(message)
+        self.slots = tuple(slots)
