@@ -189,9 +189,9 @@ class SamplingParams:
         """Raises InvalidRequest naming the first field out of range."""
         for f in fields(self):
             value = getattr(self, f.name)
-            low, high, allowed = _SAMPLING_RANGES.get(f.name, (None, None, ""))
-            if low is None or value is None:
+            if f.name not in _SAMPLING_RANGES or value is None:
                 continue
+            low, high, allowed = _SAMPLING_RANGES[f.name]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
                 raise InvalidRequest(f.name, value, allowed)
             if not low <= value <= high:
