@@ -1,0 +1,97 @@
+"""Paged attention in plain torch operations: the truth that every other backend is compared with.
+
+Owns nothing. Runs on any device without reading it back; gathers each row's whole context, so it is
+simple rather than fast. Knows nothing about sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from .interface import AttentionBatch
+
+
+def store_tokens(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write K and V [T, kv_heads, head_dim] to the flat cache positions `slot_mapping` (int64 [T])."""
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+def masked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of query [S, heads, Q, D] over key and value [S, kv_heads, L, D]; `visible`: bool [S, 1, Q, L].
+
+    Heads are grouped: query head h reads kv head h // (heads / kv_heads). `softcap` c squeezes scores to
+    c * tanh(score / c) before the mask, as Gemma 2 does.
+    """
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = softcap * torch.tanh((query @ key.transpose(2, 3)).float() * (scaling / softcap))
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return weights.to(value.dtype) @ value
+
+
+class DenseAttention:
+    """`AttentionBackend` for any device."""
+
+    name = "dense"
+
+    def store(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> None:
+        store_tokens(key, value, key_cache, value_cache, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        batch: AttentionBatch,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        total, device = query.shape[0], query.device
+        block_tokens = key_cache.shape[1]
+        num_blocks = -(-batch.max_context_tokens // block_tokens)
+        tables = batch.block_tables[:, :num_blocks]
+        key = key_cache[tables].flatten(1, 2).transpose(1, 2)  # [S, kv_heads, L, D]
+        value = value_cache[tables].flatten(1, 2).transpose(1, 2)
+
+        starts = batch.query_starts[:-1].long()
+        lens = batch.query_starts[1:].long() - starts
+        offsets = torch.arange(batch.max_query_tokens, device=device)
+        padded = query[(starts[:, None] + offsets).clamp(max=total - 1)].transpose(1, 2)  # [S, heads, Q, D]
+
+        position = (batch.context_lens.long() - lens)[:, None] + offsets  # [S, Q]
+        reach = torch.arange(key.shape[2], device=device)
+        visible = reach <= position.clamp(min=0)[:, :, None]  # a padding row sees one position instead of none
+        if sliding_window is not None:
+            visible &= reach > position[:, :, None] - sliding_window
+        out = masked_attention(padded, key, value, visible[:, None], scaling, softcap)
+
+        token = torch.arange(total, device=device)
+        row = torch.searchsorted(batch.query_starts[1:].long(), token, right=True).clamp(max=starts.shape[0] - 1)
+        return out[row, :, token - starts[row]]

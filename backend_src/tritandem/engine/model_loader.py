@@ -1,0 +1,155 @@
+"""Weights into memory: a Hugging Face folder, a GGUF file, a hub id, or random weights from a config.
+
+Owns where the files come from and which dtype they get. The modelling code is transformers' own; whether
+it can be served is `support.py`'s verdict. Runs in the loading thread. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ..config import EngineConfig
+from ..contracts import ConfigError
+from .forward import ATTENTION_NAME, LayerShape
+from .support import check_config, inspect_model
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is known to be servable, on its device, in inference mode."""
+
+    model: PreTrainedModel
+    layers: list[LayerShape]
+    vocab_size: int
+    max_context_tokens: int  # the model's own limit
+    end_ids: frozenset[int]  # its end-of-sequence tokens
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"engine.device: {name} is not there; this process sees {torch.cuda.device_count()} CUDA devices"
+        )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """float32 on CPUs, where bfloat16 is emulated and slow; bfloat16 on CUDA. Raises ConfigError."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"engine.dtype: given {name!r}, allowed: auto, {', '.join(sorted(_DTYPES))}")
+    return _DTYPES[name]
+
+
+def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> LoadedModel:
+    """Load and check. Raises ConfigError (UnsupportedModel among them) with the reason."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    source, options = _source(path)
+    on_progress(f"reading the configuration of {path.name}")
+    try:
+        model_config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: no readable model configuration: {error}") from error
+    check_config(model_config)
+    if model_config.get_text_config() is not model_config:
+        check_config(model_config.get_text_config())
+    _check_causal_lm(model_config)
+    on_progress(f"loading weights as {dtype} on {device}")
+    model = _build(model_config, source, options, dtype, device, config, path)
+    model.eval().requires_grad_(False)
+    context_tokens = fix_rotary_context(model)
+    on_progress("checking that its attention can be served")
+    layers = inspect_model(model)
+    text = model.config.get_text_config()
+    return LoadedModel(model, layers, text.vocab_size, context_tokens, _end_ids(model))
+
+
+def _source(path: Path) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` takes: a folder, a GGUF file in a folder, or a hub id."""
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such GGUF file")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path}: has no config.json")
+        return str(path), {"local_files_only": True}
+    text = os.fspath(path)
+    if path.is_absolute() or text.count("/") > 1 or text.startswith("."):
+        raise ConfigError(f"{path}: no such model folder or file")
+    return text, {}
+
+
+def _check_causal_lm(config: PreTrainedConfig) -> None:
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
+
+
+def _build(
+    model_config: PreTrainedConfig,
+    source: str,
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: EngineConfig,
+    path: Path,
+) -> PreTrainedModel:
+    # A model without the attention interface refuses our name, and the probe would find it missing anyway.
+    try:
+        if config.random_weights:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+                torch.manual_seed(config.random_weights_seed)
+                return AutoModelForCausalLM.from_config(model_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, device_map={"": device}, attn_implementation=ATTENTION_NAME, **options
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{path}: the weights do not fit into the memory of {device}") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error}") from error
+
+
+def fix_rotary_context(model: PreTrainedModel) -> int:
+    """The model's context limit; stops rotary embeddings that rescale themselves as a batch grows.
+
+    `dynamic` and `longrope` choose their frequencies by the longest position of the whole batch, which would
+    let one request change another's text. They are held at the frequencies of the original training length,
+    and the context ends there.
+    """
+    text = model.config.get_text_config()
+    limit = int(getattr(text, "max_position_embeddings", None) or 1 << 20)
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+            parameters = getattr(module.config, "rope_parameters", None) or {}
+            original = parameters.get("original_max_position_embeddings") or limit
+            limit = min(limit, int(original))
+            module.rope_type = "default"
+    return limit
+
+
+def _end_ids(model: PreTrainedModel) -> frozenset[int]:
+    ids: set[int] = set()
+    for config in (model.generation_config, model.config.get_text_config()):
+        value = getattr(config, "eos_token_id", None)
+        ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return frozenset(ids)

@@ -1,0 +1,170 @@
+"""Can this model be served? Found out by running it, once, at load.
+
+Owns the verdict and the per-layer attention shapes. A short pass through our attention must reach every
+layer exactly once, with nothing but standard causal attention asked for, and give the logits that the
+model's own eager attention gives. Knows nothing about requests; runs in the loading thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..contracts import ConfigError
+from .attention.dense import DenseAttention
+from .attention.interface import AttentionBatch
+from .forward import ATTENTION_NAME, KvCache, LayerShape, PackedForward, packed_attention, run_model
+
+PROBE_TOKENS = 24
+_HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+
+
+class UnsupportedModel(ConfigError):
+    """The architecture cannot be served; the message says why."""
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Refuse by configuration what must not even be built as a decoder. Raises UnsupportedModel."""
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: encoder-decoder models cannot be served, only decoders")
+    for layer_type in getattr(config, "layer_types", None) or ():
+        if layer_type not in _LAYER_TYPES:
+            raise UnsupportedModel(f"{name}: has {layer_type!r} layers; only full and sliding attention is served")
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
+        raise UnsupportedModel(f"{name}: its attention is not causal")
+
+
+class _Recorder:
+    """The attention of the probe: notes shapes and answers with dense causal attention."""
+
+    def __init__(self, num_tokens: int, device: torch.device) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self.calls: list[int] = []
+        self.batch = _one_row_batch(0, num_tokens, device)
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if key.shape != value.shape or query.shape[2] != key.shape[2]:
+            raise UnsupportedModel("its keys and values differ in shape (latent attention)")
+        self.calls.append(layer)
+        self.layers[layer] = LayerShape(query.shape[1], key.shape[1], key.shape[2], sliding_window)
+        key_cache = key.new_zeros((2, self.batch.max_context_tokens, *key.shape[1:]))
+        value_cache = torch.zeros_like(key_cache)
+        backend = DenseAttention()
+        backend.store(key, value, key_cache, value_cache, self.batch)
+        return backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap)
+
+
+def _one_row_batch(start: int, end: int, device: torch.device) -> AttentionBatch:
+    """Positions [start, end) of one sequence that lies in block 1, which holds them all."""
+    block_tokens = PROBE_TOKENS
+    return AttentionBatch(
+        slot_mapping=torch.arange(block_tokens + start, block_tokens + end, device=device),
+        block_tables=torch.ones((1, 1), dtype=torch.int32, device=device),
+        context_lens=torch.tensor([end], dtype=torch.int32, device=device),
+        query_starts=torch.tensor([0, end - start], dtype=torch.int32, device=device),
+        max_query_tokens=end - start,
+        max_context_tokens=end,
+        decode=False,
+    )
+
+
+def _strict_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """`packed_attention` that refuses what it would otherwise ignore."""
+    if attention_mask is not None:
+        raise UnsupportedModel("it adds a mask or bias of its own to the attention scores")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedModel("its attention is not causal")
+    if getattr(module, "layer_idx", None) is None:
+        raise UnsupportedModel("its attention layers carry no index")
+    for name, given in kwargs.items():
+        if name not in _HARMLESS and isinstance(given, torch.Tensor):
+            reason = "attention sinks" if name == "s_aux" else f"a tensor {name!r}"
+            raise UnsupportedModel(f"it passes {reason} to attention, which only standard attention lacks")
+    return packed_attention(module, query, key, value, attention_mask, **kwargs)
+
+
+@torch.no_grad()
+def inspect_model(model: PreTrainedModel) -> list[LayerShape]:
+    """The attention shape of every layer. Raises UnsupportedModel with the reason."""
+    config = model.config.get_text_config()
+    name, device = config.model_type, model.device
+    ids = torch.arange(PROBE_TOKENS, device=device) * 7919 % config.vocab_size
+    positions = torch.arange(PROBE_TOKENS, device=device)
+    recorder = _Recorder(PROBE_TOKENS, device)
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _strict_attention)
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+        run_model(model, ids, positions, positions, recorder)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{name}: {error}") from None
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
+        raise UnsupportedModel(f"{name}: its forward pass does not take packed tokens: {error}") from error
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, packed_attention)
+    _check_calls(name, config, recorder)
+    layers = [recorder.layers[index] for index in range(len(recorder.layers))]
+    _check_logits(name, model, layers, ids, positions)
+    return layers
+
+
+def _check_calls(name: str, config: PreTrainedConfig, recorder: _Recorder) -> None:
+    expected = config.num_hidden_layers
+    if recorder.calls != list(range(expected)):
+        called = len(set(recorder.calls))
+        raise UnsupportedModel(
+            f"{name}: {called} of {expected} layers use standard attention once and in order; "
+            "state-space, linear or shared attention cannot be served"
+        )
+    layer_types = getattr(config, "layer_types", None) or ()
+    for index, layer_type in enumerate(layer_types[:expected]):
+        if layer_type == "sliding_attention" and recorder.layers[index].sliding_window is None:
+            raise UnsupportedModel(f"{name}: layer {index} slides its window in the mask alone")
+
+
+def _check_logits(
+    name: str, model: PreTrainedModel, layers: list[LayerShape], ids: torch.Tensor, positions: torch.Tensor
+) -> None:
+    """Two chunks through a paged cache must agree with the model's own attention over the whole."""
+    model.set_attn_implementation("eager")
+    try:
+        truth = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    forward = PackedForward(
+        model, KvCache.allocate(layers, 2, PROBE_TOKENS, model.dtype, model.device), DenseAttention()
+    )
+    cut = PROBE_TOKENS * 2 // 3
+    ours = torch.cat(
+        [
+            forward.logits(ids[a:b], positions[a:b], positions[: b - a], _one_row_batch(a, b, model.device))
+            for a, b in ((0, cut), (cut, PROBE_TOKENS))
+        ]
+    )
+    error = float((ours - truth).norm() / truth.norm().clamp(min=1e-6))
+    limit = 1e-3 if model.dtype == torch.float32 else 5e-2
+    if not error <= limit:
+        raise UnsupportedModel(
+            f"{name}: logits through paged attention differ from the model's own by {error:.1e} (relative), "
+            f"allowed: {limit:.0e}"
+        )
