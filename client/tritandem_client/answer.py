@@ -1,0 +1,152 @@
+"""From responses to chunks and, at the end, to one result.
+
+Owns the reading of output tensors and the state of one answer. Knows nothing about transports. One
+answer is fed by one thread or task.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tritandem_client.errors import TritandemClientError
+from tritandem_client.results import Chunk, Result, Timings, TokenLogprob
+
+Outputs = Mapping[str, list[Any]]  # output tensors by name, as flat lists of Python objects
+
+# For deployments that have no `outcome` output; every other finish reason is COMPLETED.
+_OUTCOME_OF_REASON = {"cancelled": "STOPPED", "error": "FAILED"}
+
+# The elements of the output `stamps`, in order.
+STAMPS = (
+    "received_ns",
+    "tokenized_ns",
+    "dispatched_ns",
+    "accepted_ns",
+    "prefill_start_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "first_sent_ns",
+    "finished_ns",
+)
+
+
+class Answer:
+    """Collects the responses of one request; ends exactly once: `complete`, `cancel` or `fail`."""
+
+    def __init__(self, request_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.request_id = request_id
+        self.ended = False
+        self._result: Result | None = None
+        self._clock = clock
+        self._sent_s = clock()
+        self._first_s = self._last_s = 0.0
+        self._first_tokens = 0
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._latest: dict[str, list[Any]] = {}  # newest value of each output
+        self._output_tokens = 0
+
+    @property
+    def text(self) -> str:
+        """What has been received so far."""
+        return "".join(self._texts)
+
+    @property
+    def started(self) -> bool:
+        return self._first_s > 0.0
+
+    def final(self) -> Result:
+        """Raises RuntimeError before the end and after a failure."""
+        if self._result is None:
+            raise RuntimeError("no result: the stream has " + ("failed" if self.ended else "not ended yet"))
+        return self._result
+
+    def add(self, outputs: Outputs) -> Chunk | None:
+        """Take one response in. None when it carries nothing for the caller (an empty final response)."""
+        if not outputs:
+            return None
+        text = "".join(outputs.get("text_output", ()))
+        tokens = int(_first(outputs, "num_output_tokens", 0))
+        logprobs = _logprobs(_first(outputs, "logprobs", None))
+        chunk = Chunk(
+            text=text,
+            num_output_tokens=tokens,
+            finish_reason=_first(outputs, "finish_reason", None) or None,
+            cumulative_logprob=_first(outputs, "cumulative_logprob", None),
+            logprobs=logprobs,
+        )
+        self._last_s = self._clock()
+        if not self.started and (text or tokens):
+            self._first_s, self._first_tokens = self._last_s, tokens
+        self._texts.append(text)
+        self._logprobs += logprobs
+        self._output_tokens += tokens
+        self._latest |= outputs
+        return chunk
+
+    def complete(self) -> None:
+        """The server closed the answer in good order."""
+        reason = _first(self._latest, "finish_reason", None) or None
+        outcome = _first(self._latest, "outcome", None) or _OUTCOME_OF_REASON.get(reason or "", "COMPLETED")
+        self._end(reason, outcome)
+
+    def cancel(self) -> None:
+        """The caller did not want the rest."""
+        self._end("cancelled", "CANCELLED")
+
+    def fail(self, error: TritandemClientError) -> TritandemClientError:
+        """No result; the error learns whose it is and what had arrived."""
+        self.ended = True
+        error.request_id, error.partial_text = self.request_id, self.text
+        return error
+
+    def _end(self, finish_reason: str | None, outcome: str) -> None:
+        self.ended = True
+        self._result = Result(
+            text=self.text,
+            finish_reason=finish_reason,
+            outcome=outcome,
+            request_id=self.request_id,
+            num_input_tokens=int(_first(self._latest, "num_input_tokens", 0)),
+            num_output_tokens=self._output_tokens,
+            cached_tokens=int(_first(self._latest, "cached_tokens", 0)),
+            cumulative_logprob=_first(self._latest, "cumulative_logprob", None),
+            logprobs=tuple(self._logprobs),
+            timings=self._timings(),
+        )
+
+    def _timings(self) -> Timings:
+        if not self.started:
+            return Timings(total_s=self._clock() - self._sent_s)
+        after_first = self._output_tokens - self._first_tokens
+        decode_s = self._last_s - self._first_s
+        return Timings(
+            ttft_s=self._first_s - self._sent_s,
+            total_s=self._last_s - self._sent_s,
+            tokens_per_s=after_first / decode_s if decode_s > 0 else 0.0,
+            server=dict(zip(STAMPS, self._latest.get("stamps", ()), strict=False)),
+        )
+
+
+def _first(outputs: Outputs, name: str, default: Any) -> Any:
+    values = outputs.get(name)
+    return values[0] if values else default
+
+
+def _logprobs(text: Any) -> tuple[TokenLogprob, ...]:
+    """A JSON list, one object a token: {token id: {"logprob", "decoded_token"}}, the chosen token first."""
+    if not text:
+        return ()
+    tokens = []
+    for entry in json.loads(text):
+        candidates = [(int(token_id), said["logprob"]) for token_id, said in entry.items()]
+        chosen_text = next(iter(entry.values())).get("decoded_token") or ""
+        tokens.append(TokenLogprob(*candidates[0], text=chosen_text, top=tuple(sorted(candidates, key=_by_logprob))))
+    return tuple(tokens)
+
+
+def _by_logprob(candidate: tuple[int, float]) -> float:
+    return -candidate[1]

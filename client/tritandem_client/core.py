@@ -1,0 +1,73 @@
+"""What the client for threads and the one for asyncio have in common: settings and request building.
+
+Owns the constructor's arguments and their defaults. Knows nothing about I/O. Immutable after construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_request
+from tritandem_client.transports import ProtocolName, parse_address
+
+DIRECT_MODEL = "scheduler"
+STOP_TIMEOUT_S = 2.0
+
+
+class ClientCore:
+    """The arguments of `Client` and `AsyncClient`:
+
+    - `url`: `host:port` or `grpc|grpcs|http|https://host:port`; the default is 127.0.0.1 with Triton's port.
+    - `model`: the direct model `scheduler` by default. It takes the same tensors as `ensemble`, and Triton
+      passes a cancelled gRPC stream on to it at once; an ensemble's steps never hear of it.
+    - `protocol`: "grpc" (default) or "http".
+    - `timeout_s`: for a whole request, retries included; None is no limit. A call's own `timeout_s` wins.
+    - `retries`: how often a Saturated request is sent again, waiting as long as the server says. Off by default.
+    - `report`: what to ask for beside the text; () for deployments that lack these inputs.
+    - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
+      does not reach the server's work (over HTTP, and for any model but the direct one).
+    - `ca_file`, `headers`, `connect_timeout_s`: PEM roots for TLS, metadata for every call, time to connect.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        model: str = DIRECT_MODEL,
+        protocol: ProtocolName | None = None,
+        timeout_s: float | None = 600.0,
+        retries: int = 0,
+        report: Sequence[str] = ("finish_reason", "num_input_tokens", "num_output_tokens"),
+        stop_on_close: bool | None = None,
+        ca_file: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 5.0,
+    ) -> None:
+        self.address = parse_address(
+            url, protocol, ca_file=ca_file, headers=headers, connect_timeout_s=connect_timeout_s
+        )
+        self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
+        direct = model == DIRECT_MODEL and self.address.protocol == "grpc"
+        self.stop_on_close = not direct if stop_on_close is None else stop_on_close
+
+    def _build(
+        self,
+        options: Options,
+        *,
+        prompt: str | None = None,
+        input_ids: TokenIds | None = None,
+        messages: Sequence[Message] | None = None,
+        stream: bool,
+    ) -> WireRequest:
+        return build_request(
+            self.model,
+            options,
+            prompt=prompt,
+            input_ids=input_ids,
+            messages=messages,
+            stream=stream,
+            report=self.report,
+        )
+
+    def _timeout_s(self, options: Options) -> float | None:
+        return options.get("timeout_s", self.timeout_s)

@@ -1,0 +1,78 @@
+"""What callers get: chunks of an answer, the finished answer, the server's health.
+
+Owns these value types. Knows nothing about requests, tensors or transports. Immutable, shared freely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One generated token; `top` holds (token id, logprob) of it and the alternatives, most likely first."""
+
+    token_id: int
+    logprob: float
+    text: str = ""
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds as this side measured them, from sending.
+
+    `server`: when the server reached each stage, monotonic ns of its host, 0: not reached; empty if not sent.
+    `ttft_s`: until the first chunk with text. `tokens_per_s`: tokens after the first chunk, per second (0.0
+    for an answer that came in one piece).
+    """
+
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    tokens_per_s: float = 0.0
+    server: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One response of a stream: the text since the last one. A fast answer brings several tokens in one chunk."""
+
+    text: str
+    num_output_tokens: int = 0  # of this chunk; 0 when the deployment does not say
+    finish_reason: str | None = None  # on the last chunk
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer. `outcome` is COMPLETED, STOPPED (by id) or CANCELLED (the stream was closed early)."""
+
+    text: str
+    finish_reason: str | None
+    outcome: str
+    request_id: str
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    cached_tokens: int = 0
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    timings: Timings = field(default_factory=Timings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`models`: state by name ("READY" or the server's reason). An unreachable server is `live=False`, no error."""
+
+    live: bool
+    ready: bool  # the server is, and the client's own model is
+    models: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ready
