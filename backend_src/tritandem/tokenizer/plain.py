@@ -1,0 +1,69 @@
+"""Encodes text in which control tokens are nothing but characters.
+
+Owns the twins of the reference tokenizer that do not know the control tokens. Knows nothing about templates.
+Thread-safe for the same reasons as the reference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..contracts import Int32Array, InvalidRequest
+from .segments import Segment
+from .source import AddedToken, TokenizerSource, tokenizer_from_spec
+from .whole import WholeEncoder
+
+
+class PlainEncoder:
+    """The twins: one for text at the start of a prompt, one for text after a control token.
+
+    They differ where a tokenizer treats the very beginning specially (Metaspace, prepend_scheme "first").
+    """
+
+    name = "whole"
+
+    def __init__(self, source: TokenizerSource, control: Sequence[AddedToken]) -> None:
+        self._control = {token.id: token.content for token in control}
+        self._control_ids = np.array(sorted(self._control), dtype=np.int32)
+        spec = dict(source.spec)
+        spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] not in self._control]
+        self._at_start = WholeEncoder(tokenizer_from_spec(spec))
+        continued = _without_first_prepend(spec["pre_tokenizer"])
+        same = continued == spec["pre_tokenizer"]
+        self._inside = (
+            self._at_start if same else WholeEncoder(tokenizer_from_spec({**spec, "pre_tokenizer": continued}))
+        )
+
+    def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
+        """int32 [n]; BOS and EOS are added as the reference would, the text itself gives no control token."""
+        ids = self._checked(self._at_start.encode(text, False))
+        return self._at_start.encode(text, True) if add_special_tokens else ids
+
+    def encode_segments(self, segments: Sequence[Segment]) -> Int32Array:
+        """int32 [n] of control tokens and plain text in turn."""
+        parts = []
+        for index, segment in enumerate(segments):
+            if segment.control_id is not None:
+                parts.append(np.array([segment.control_id], dtype=np.int32))
+            else:
+                encoder = self._inside if index else self._at_start
+                parts.append(self._checked(encoder.encode(segment.text, False)))
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+    def _checked(self, ids: Int32Array) -> Int32Array:
+        """Some converted SentencePiece vocabularies can merge a control token out of its characters: refuse those."""
+        found = ids[np.isin(ids, self._control_ids)]
+        if len(found):
+            given = f"text that spells the control token {self._control[int(found[0])]!r}"
+            raise InvalidRequest("text", given, "text this vocabulary can write without control tokens")
+        return ids
+
+
+def _without_first_prepend(pre_tokenizer: Any) -> Any:
+    """The pre-tokenizer with every prepend_scheme "first" turned to "never"."""
+    text = json.dumps(pre_tokenizer, ensure_ascii=False)
+    return json.loads(text.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))

@@ -1,0 +1,106 @@
+"""Reads a model's tokenizer files: a Hugging Face folder or a GGUF file.
+
+Owns the loading through `transformers`, so that every component is the one transformers would use. Knows nothing
+about encoding. The returned `tokenizers.Tokenizer` is a private copy: transformers' own calls change the truncation
+and padding of theirs, which is not safe while another thread encodes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..contracts import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """One entry of the added vocabulary."""
+
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+    normalized: bool
+
+    @property
+    def flag_free(self) -> bool:
+        """Matched as plain text: what stands beside it does not change the match."""
+        return not (self.lstrip or self.rstrip or self.single_word or self.normalized)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Everything that was read. `renderer` is the transformers tokenizer; it renders chats and never encodes."""
+
+    json_text: str
+    spec: dict[str, Any]  # json_text, parsed
+    renderer: Any
+    end_ids: tuple[int, ...]
+    bos_id: int | None
+    clean_up_spaces: bool
+
+    def new_tokenizer(self) -> Tokenizer:
+        """A fresh `tokenizers.Tokenizer` without truncation and padding, shared with nobody."""
+        return Tokenizer.from_str(self.json_text)
+
+    @property
+    def added_tokens(self) -> tuple[AddedToken, ...]:
+        names = AddedToken.__dataclass_fields__
+        return tuple(AddedToken(**{name: entry[name] for name in names}) for entry in self.spec["added_tokens"])
+
+
+def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
+    """A `tokenizers.Tokenizer` from a changed copy of TokenizerSource.spec."""
+    return Tokenizer.from_str(json.dumps(spec, ensure_ascii=False))
+
+
+def read_source(path: Path) -> TokenizerSource:
+    """Load from a folder (tokenizer.json and companions) or a `.gguf` file. Raises ConfigError."""
+    from transformers import AutoTokenizer  # imports torch: seconds, and only needed at start-up
+
+    if not path.exists():
+        raise ConfigError(f"{path}: does not exist; give a Hugging Face folder or a .gguf file")
+    try:
+        if path.is_file():
+            renderer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        else:
+            renderer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # transformers raises whatever its many loaders raise
+        raise ConfigError(f"{path}: no tokenizer could be loaded: {type(error).__name__}: {error}") from error
+    backend = getattr(renderer, "_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigError(f"{path}: {type(renderer).__name__} has no tokenizer.json form, which is required")
+    spec = json.loads(backend.to_str())
+    spec["truncation"] = spec["padding"] = None
+    return TokenizerSource(
+        json_text=json.dumps(spec, ensure_ascii=False),
+        spec=spec,
+        renderer=renderer,
+        end_ids=_end_ids(path, renderer),
+        bos_id=renderer.bos_token_id,
+        clean_up_spaces=_cleans_up_spaces(renderer, spec),
+    )
+
+
+def _end_ids(path: Path, renderer: Any) -> tuple[int, ...]:
+    """The ids that end an answer, as `generate` sees them: generation config, else model config, else tokenizer."""
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        if path.is_dir() and file.is_file():
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (int(value),)
+    return () if renderer.eos_token_id is None else (int(renderer.eos_token_id),)
+
+
+def _cleans_up_spaces(renderer: Any, spec: dict[str, Any]) -> bool:
+    """Whether transformers' `decode` removes spaces before punctuation. It never does so for BPE, unless forced."""
+    forced = bool(getattr(renderer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
+    return bool(renderer.clean_up_tokenization_spaces) and (spec["model"]["type"] != "BPE" or forced)

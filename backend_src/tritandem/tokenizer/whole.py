@@ -1,0 +1,28 @@
+"""The reference: one text, one call to `tokenizers`.
+
+Owns the call and the turning of its ids into an int32 array. Knows nothing about cuts, caches or other engines.
+Thread-safe: `encode_batch_fast` releases the GIL (`Tokenizer.encode` would hold it for 200 ms on 114k tokens) and
+nobody changes this tokenizer's truncation or padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..contracts import Int32Array
+
+
+class WholeEncoder:
+    """Encodes every text whole; exact by definition and the slow twin of all else."""
+
+    name = "whole"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
+        """int32 [n]. Raises UnicodeEncodeError for lone surrogates, whatever the installed version calls them."""
+        text.encode("utf-8")  # `tokenizers` answers a lone surrogate with a TypeError about something else
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return np.array(encoding.ids, dtype=np.int32)
