@@ -5,6 +5,7 @@ Owns these value types. Knows nothing about requests, tensors or transports. Imm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -76,3 +77,13 @@ class Health:
 
     def __bool__(self) -> bool:
         return self.ready
+
+
+def health_from_index(server_ready: bool, model: str, index: Sequence[tuple[str, str, str]]) -> Health:
+    """`index`: (name, state, reason) of every version in the model repository; one READY version is enough."""
+    models = {name: reason or state or "UNAVAILABLE" for name, state, reason in index}
+    models |= {name: "READY" for name, state, _ in index if state == "READY"}
+    own = models.get(model, "not in the model repository")
+    ready = server_ready and own == "READY"
+    reason = "" if ready else f"model {model}: {own}" if server_ready else "the server is not ready"
+    return Health(live=True, ready=ready, models=models, reason=reason)

@@ -22,7 +22,7 @@ from tritandem_client.errors import (
     error_from_server,
 )
 from tritandem_client.request import WireRequest
-from tritandem_client.results import Health
+from tritandem_client.results import Health, health_from_index
 from tritandem_client.tensors import decode, encode
 from tritandem_client.transports import Address
 
@@ -100,8 +100,4 @@ def index_request() -> pb.RepositoryIndexRequest:
 
 
 def to_health(server_ready: bool, model: str, index: pb.RepositoryIndexResponse) -> Health:
-    models = {entry.name: entry.reason or entry.state or "UNAVAILABLE" for entry in index.models}
-    models |= {entry.name: "READY" for entry in index.models if entry.state == "READY"}
-    state = models.get(model, "not in the model repository")
-    reason = "" if server_ready and state == "READY" else f"server ready: {server_ready}; model {model}: {state}"
-    return Health(live=True, ready=not reason, models=models, reason=reason)
+    return health_from_index(server_ready, model, [(entry.name, entry.state, entry.reason) for entry in index.models])
