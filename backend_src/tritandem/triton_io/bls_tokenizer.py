@@ -1,0 +1,88 @@
+"""Ids for requests that reach the scheduler with text: asks the model `tokenizer` over BLS.
+
+Owns a small pool of threads, each blocked in one call: concurrent calls meet in the tokenizer's dynamic
+batcher, so that batching and its CPU pool are shared with the ensemble. `execute` never waits here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ..contracts import EngineFailed, Int32Array, InvalidRequest, TritandemError
+from .prompt_source import PromptSource
+
+THREADS = 16
+_OUTPUTS = ["input_ids", "tokenized_ns"]
+_INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (\w+): given (.*), allowed: (.*)", re.DOTALL)
+
+
+class RemoteInvalid(InvalidRequest):
+    """An InvalidRequest that another process has already put into words."""
+
+    def __init__(self, field_name: str, given: str, allowed: str) -> None:
+        super().__init__(field_name, given, allowed)
+        self.args = (f"{field_name}: given {given}, allowed: {allowed}",)
+
+
+class BlsTokenizer:
+    """Calls come from Triton's thread; `then` and `failed` run on a thread of the pool."""
+
+    def __init__(self, model_name: str = "tokenizer", threads: int = THREADS) -> None:
+        self._model_name = model_name
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize")
+
+    def submit(
+        self,
+        prompt: PromptSource,
+        request_id: str,
+        then: Callable[[Int32Array, int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later."""
+
+        def run() -> None:
+            try:
+                ids, tokenized_ns = self._encode(prompt, request_id)
+            except Exception as error:
+                failed(error)
+            else:
+                then(ids, tokenized_ns)
+
+        self._pool.submit(run)
+
+    def close(self) -> None:
+        """Wait for the calls that are under way."""
+        self._pool.shutdown(wait=True)
+
+    def _encode(self, prompt: PromptSource, request_id: str) -> tuple[Int32Array, int]:
+        inputs, parameters = [], {}
+        if prompt.text is not None:
+            inputs.append(pb_utils.Tensor("text_input", np.array([[prompt.text.encode()]], dtype=np.object_)))
+        else:
+            # A request without any tensor cannot be made; `stop` false says nothing.
+            inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))
+            parameters["messages"] = json.dumps(prompt.messages)
+        request = pb_utils.InferenceRequest(
+            model_name=self._model_name,
+            requested_output_names=_OUTPUTS,
+            inputs=inputs,
+            request_id=request_id,
+            parameters=parameters,
+        )
+        response = request.exec()
+        if response.has_error():
+            raise _error_of(response.error().message())
+        arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        return np.array(arrays["input_ids"].reshape(-1), np.int32), int(arrays["tokenized_ns"].reshape(-1)[1])
+
+
+def _error_of(message: str) -> TritandemError:
+    found = _INVALID.search(message)
+    return RemoteInvalid(*found.groups()) if found else EngineFailed(f"tokenizer: {message}")

@@ -1,0 +1,85 @@
+"""What a request asks about: exactly one of text, chat messages and token ids; or it stops another one.
+
+Pure. Used by the tokenizer (which turns it into ids) and by the scheduler (which validates the rest).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..contracts import Int32Array, InvalidRequest
+from .sampling_fields import MAX_JSON_CHARS, is_sampling_name
+from .schema import PARAMETERS
+from .tensor_values import Inputs
+
+MAX_MESSAGES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """One of the fields is set; none when `stop` is."""
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    input_ids: Int32Array | None = None
+    stop: bool = False
+
+    @property
+    def field_name(self) -> str:
+        """The input to name when the prompt is too long."""
+        if self.text is not None:
+            return "text_input"
+        return "messages" if self.messages is not None else "input_ids"
+
+
+def read_parameters(text: str) -> dict[str, Any]:
+    """Triton's JSON of a request's custom parameters. Raises InvalidRequest for a name that nobody reads."""
+    if not text:
+        return {}
+    parameters: dict[str, Any] = json.loads(text)
+    for name in parameters:
+        if name not in PARAMETERS and not is_sampling_name(name):
+            raise InvalidRequest(name, "an unknown parameter", f"an input, or one of {', '.join(PARAMETERS)}")
+    return parameters
+
+
+def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
+    """Raises InvalidRequest for none, several, an empty one, invalid UTF-8, malformed messages."""
+    if inputs.flag("stop"):
+        return PromptSource(stop=True)
+    text, input_ids = inputs.text("text_input"), inputs.ids("input_ids")
+    raw_messages = parameters.get("messages")
+    given = [
+        name
+        for name, value in (("text_input", text), ("input_ids", input_ids), ("messages", raw_messages))
+        if value is not None
+    ]
+    if len(given) != 1:
+        named = " and ".join(given) or "none of them"
+        raise InvalidRequest(given[0] if given else "text_input", named, "one of text_input, input_ids, messages")
+    if text == "":
+        raise InvalidRequest("text_input", text, "at least one character")
+    if input_ids is not None and not len(input_ids):
+        raise InvalidRequest("input_ids", "no ids", "at least one id")
+    messages = None if raw_messages is None else _read_messages(raw_messages)
+    return PromptSource(text, messages, input_ids)
+
+
+def _read_messages(raw: object) -> list[dict[str, Any]]:
+    """The shape only; roles and contents are the chat template's to judge."""
+    if not isinstance(raw, str):
+        raise InvalidRequest("messages", type(raw).__name__, "a JSON text")
+    if len(raw) > MAX_JSON_CHARS * 16:
+        raise InvalidRequest("messages", f"{len(raw)} characters", f"at most {MAX_JSON_CHARS * 16} characters")
+    try:
+        messages = json.loads(raw)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidRequest("messages", f"malformed JSON ({error})", "a JSON list of {role, content}") from error
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        raise InvalidRequest("messages", raw, "a non-empty JSON list of {role, content}")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequest("messages", f"{len(messages)} messages", f"at most {MAX_MESSAGES}")
+    return messages

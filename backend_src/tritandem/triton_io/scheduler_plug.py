@@ -1,0 +1,144 @@
+"""The model `scheduler`: requests of the ensemble (with ids) and of direct callers (with text) -> the service.
+
+Owns decoding, the choice of path and the reply to `stop`. `execute` runs on Triton's thread and never waits
+for text, engine or client. Every request gets exactly one last response: from its sink, or from here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..contracts import (
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    Int32Array,
+    InvalidRequest,
+    Outcome,
+    OutputOptions,
+    ResponseSink,
+)
+from .bls_tokenizer import BlsTokenizer
+from .prompt_source import read_parameters
+from .replies import error_response, public_error
+from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode
+from .schema import TOKENIZED_NS
+from .sinks import FINAL, TritonSink
+from .tensor_values import Inputs
+
+
+class Service(Protocol):
+    """What is used of `scheduler.service.SchedulerService`."""
+
+    def start(self) -> None: ...
+
+    def submit(self, request: GenerationRequest, sink: ResponseSink) -> None: ...
+
+    def stop(self, request_id: str) -> Any: ...
+
+    def drain(self, timeout_s: float) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+class SchedulerPlug:
+    """`limits` is called on the first request, when engines can be asked; its answer is kept."""
+
+    def __init__(
+        self,
+        service: Service,
+        tokenizer: BlsTokenizer,
+        limits: Callable[[], ModelLimits],
+        token_text: Callable[[int], str],
+        drain_timeout_s: float,
+    ) -> None:
+        self._service = service
+        self._tokenizer = tokenizer
+        self._ask_limits = limits
+        self._limits: ModelLimits | None = None
+        self._token_text = token_text
+        self._drain_timeout_s = drain_timeout_s
+        self._started = False
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        received_ns = time.monotonic_ns()
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._start_once()
+                self._accept(request, sender, received_ns)
+            except Exception as error:  # answered, not raised: the other requests of the batch go on
+                sender.send(error_response(error), flags=FINAL)
+
+    def close(self) -> None:
+        """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
+        self._tokenizer.close()
+        if self._started:
+            self._service.drain(self._drain_timeout_s)
+        self._service.close()
+
+    def _start_once(self) -> None:
+        """Engines cannot be called while models load, so the service starts with the first request."""
+        if not self._started:
+            self._service.start()
+            self._started = True
+
+    def _model_limits(self) -> ModelLimits:
+        if self._limits is None:
+            self._limits = self._ask_limits()
+        return self._limits
+
+    def _accept(self, request: Any, sender: Any, received_ns: int) -> None:
+        """Raises before anything was handed over; afterwards the sink answers."""
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        parameters = read_parameters(request.parameters())
+        stamps = arrays.pop(TOKENIZED_NS.name, None)
+        ids = _take_ids(arrays, parameters) if stamps is not None else None
+        if stamps is not None:
+            received_ns = int(stamps.reshape(-1)[0])
+        draft = decode(request.request_id(), Inputs(arrays), parameters, received_ns)
+        wanted = request.requested_output_names()
+        if draft.prompt.stop:
+            self._stop(draft.request_id, sender, wanted)
+            return
+        sink = TritonSink(sender, draft.returns, wanted, self._token_text)
+        if ids is None:
+            ids = draft.prompt.input_ids
+        if ids is not None:
+            tokenized_ns = received_ns if stamps is None else int(stamps.reshape(-1)[1])
+            self._service.submit(complete(draft, ids, tokenized_ns, self._model_limits()), sink)
+        else:
+            self._tokenize(draft, sink)
+
+    def _tokenize(self, draft: Draft, sink: TritonSink) -> None:
+        limits = self._model_limits()
+
+        def then(ids: Int32Array, tokenized_ns: int) -> None:
+            try:
+                request = complete(draft, ids, tokenized_ns, limits)
+            except InvalidRequest as error:
+                sink.fail(error)
+                return
+            self._service.submit(request, sink)
+
+        self._tokenizer.submit(draft.prompt, draft.request_id, then, lambda error: sink.fail(public_error(error)))
+
+    def _stop(self, request_id: str, sender: Any, wanted: Sequence[str]) -> None:
+        if not request_id:
+            raise InvalidRequest("stop", "a request without an id", "the id of the request to end")
+        self._service.stop(request_id)
+        returns = ReturnOptions(OutputOptions(), frozenset({"finish_reason"}))
+        sink = TritonSink(sender, returns, wanted, self._token_text)
+        sink.finish(Chunk("", 0, finish_reason=FinishReason.CANCELLED, outcome=Outcome.STOPPED))
+
+
+def _take_ids(arrays: dict[str, Any], parameters: Mapping[str, Any]) -> Int32Array:
+    """The tokenizer's ids. They are left in `arrays` too when the client itself asked with ids."""
+    ids = np.array(arrays["input_ids"].reshape(-1), np.int32)
+    if "text_input" in arrays or "messages" in parameters:
+        del arrays["input_ids"]
+    return ids

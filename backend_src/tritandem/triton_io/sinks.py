@@ -1,0 +1,124 @@
+"""Where the chunks of one request go: a ResponseSink over Triton's response sender.
+
+Owns the output tensors and the rule of exactly one FINAL per request. Called from the scheduler's sender
+threads, one at a time per request; `send` blocks for a process round trip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ..contracts import Chunk, TokenLogprob, TritandemError
+from .replies import error_response
+from .request_decoder import ReturnOptions
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonSink:
+    """Sends what the client asked for and nothing else.
+
+    `wanted` are the output names the client listed (Triton fills in all of them when it listed none).
+    Raises RuntimeError for anything after the last response, and for a chunk that is not the last when the
+    client wants one response: HTTP `generate` fails on a second one.
+    """
+
+    def __init__(
+        self,
+        sender: Any,
+        returns: ReturnOptions,
+        wanted: Collection[str],
+        token_text: Callable[[int], str],
+    ) -> None:
+        self._sender = sender
+        self._returns = returns
+        self._wanted = frozenset(wanted)
+        self._token_text = token_text
+        self._ended = False
+
+    def send(self, chunk: Chunk) -> None:
+        self._check_open()
+        if not self._returns.output.stream:
+            raise RuntimeError("a second response for a client that wants one")
+        self._sender.send(self._response(chunk))
+
+    def finish(self, chunk: Chunk) -> None:
+        self._end()
+        self._sender.send(self._response(chunk), flags=FINAL)
+
+    def fail(self, error: TritandemError) -> None:
+        self._end()
+        self._sender.send(error_response(error), flags=FINAL)
+
+    def cancelled(self) -> bool:
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise RuntimeError("a response after the last one")
+
+    def _end(self) -> None:
+        self._check_open()
+        self._ended = True
+
+    def _response(self, chunk: Chunk) -> Any:
+        arrays = self._every_response(chunk)
+        if chunk.finish_reason is not None:
+            arrays |= self._last_response(chunk)
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _every_response(self, chunk: Chunk) -> dict[str, Any]:
+        names = self._returns.names
+        arrays: dict[str, Any] = {"text_output": _text(chunk.text)}
+        if "num_input_tokens" in names:
+            arrays["num_input_tokens"] = np.array([chunk.num_input_tokens], np.uint32)
+        if "num_output_tokens" in names:
+            arrays["num_output_tokens"] = np.array([chunk.num_output_tokens], np.uint32)
+        if "cumulative_logprob" in names:
+            arrays["cumulative_logprob"] = np.array([chunk.cumulative_logprob], np.float32)
+        if "logprobs" in names:
+            arrays["logprobs"] = _text(logprobs_json(chunk.logprobs, self._token_text))
+        if "output_log_probs" in names:
+            arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
+            arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
+        return arrays
+
+    def _last_response(self, chunk: Chunk) -> dict[str, Any]:
+        arrays: dict[str, Any] = {"cached_tokens": np.array([chunk.cached_tokens], np.uint32)}
+        if "finish_reason" in self._returns.names and chunk.finish_reason is not None:
+            arrays["finish_reason"] = _text(chunk.finish_reason.value)
+        if chunk.outcome is not None:
+            arrays["outcome"] = _text(chunk.outcome.value)
+        if chunk.stamps is not None:
+            arrays["stamps"] = np.array(astuple(chunk.stamps), np.int64)
+        return arrays
+
+
+def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int], str]) -> str:
+    """As the vLLM backend writes it: a list with one {id: {logprob, rank, decoded_token}} per token.
+
+    The chosen token comes first; its rank is null when it is not among the reported alternatives.
+    """
+    tokens = []
+    for one in logprobs:
+        ranks = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(one.top, start=1)}
+        rank_of_chosen = ranks[one.token_id][0] if one.token_id in ranks else None
+        entry = {one.token_id: (rank_of_chosen, one.logprob), **ranks}
+        tokens.append(
+            {
+                str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": token_text(token_id)}
+                for token_id, (rank, logprob) in entry.items()
+            }
+        )
+    return json.dumps(tokens)
+
+
+def _text(text: str) -> Any:
+    return np.array([text.encode()], dtype=np.object_)
