@@ -1,0 +1,143 @@
+"""The command line: flags -> RunConfig, progress on stderr, table and one JSON line (the last one) on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from .config import ARRIVALS, GRPC_CLIENTS, PROTOCOLS, WORKLOADS, LoadTestError, RunConfig, parse_slo
+from .dialects import DIALECTS
+from .runner import run
+
+EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, EXIT_INVALID = 0, 1, 2, 3
+_DEFAULTS = RunConfig()
+
+
+def add_command(subparsers: Any) -> argparse.ArgumentParser:
+    """Mount `loadtest` under another command line; the chosen function is `args.func(args) -> exit code`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "loadtest", help="open-loop load with streaming metrics", description="Drive a streaming LLM server."
+    )
+    _configure(parser)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tritandem_loadtest", description="Drive a streaming LLM server.")
+    _configure(parser)
+    args = parser.parse_args(argv)
+    return int(args.func(args))
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    _add_flags(parser)
+    parser.add_argument("--rps", type=float, default=_DEFAULTS.rps, help="requests a second (open loop)")
+    parser.set_defaults(func=_run_command)
+    commands = parser.add_subparsers(title="more", metavar="[sweep]")
+    sweep = commands.add_parser("sweep", help="find the highest rate that keeps the SLO")
+    _add_flags(sweep)
+    sweep.add_argument("--rps", type=_rates, required=True, help="rates to try in rising order, such as 1,2,4,8")
+    sweep.set_defaults(func=_sweep_command)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of RunConfig but `rps`, named after it; those with a choice or a syntax are explicit."""
+    add = parser.add_argument
+    add("--url", default=_DEFAULTS.url, help="HOST:PORT of gRPC, or the http(s):// base URL (default %(default)s)")
+    add("--protocol", choices=PROTOCOLS, default=_DEFAULTS.protocol)
+    add("--grpc-client", choices=GRPC_CLIENTS, default=_DEFAULTS.grpc_client, help="wire: own fast HTTP/2 client")
+    add("--dialect", choices=sorted(DIALECTS), default=_DEFAULTS.dialect, help="whose tensor names to speak")
+    add("--model", default="", help="model name (default: the dialect's)")
+    add("--arrival", choices=ARRIVALS, default=_DEFAULTS.arrival, help="arrival process; closed: --users streams busy")
+    add("--duration", dest="duration_s", type=float, default=_DEFAULTS.duration_s, metavar="SECONDS")
+    add("--burstiness", type=float, default=_DEFAULTS.burstiness, help="gamma: coefficient of variation of gaps")
+    add("--ramp-to", dest="ramp_to_rps", type=float, default=0.0, metavar="RPS")
+    add("--steps", dest="steps_rps", type=_rates, default=(), metavar="RPS,RPS,...")
+    add("--trace", default="", help="CSV or JSONL with time, prompt_tokens, output_tokens")
+    add("--requests", dest="max_requests", type=int, default=0, help="stop after so many (0: by duration)")
+    add("--users", type=int, default=0, help="streams in flight at most (0: 20 seconds of --rps)")
+    add("--processes", type=int, default=1, help="load-generating processes")
+    add("--connections", type=int, default=_DEFAULTS.connections, help="gRPC connections of each process")
+    add("--workload", choices=WORKLOADS, default=_DEFAULTS.workload)
+    add("--prompt-words", default=_DEFAULTS.prompt_words, help="N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA")
+    add("--output-tokens", default=_DEFAULTS.output_tokens, help="same syntax; sent as max_tokens")
+    add("--shared-prefix-words", type=int, default=_DEFAULTS.shared_prefix_words)
+    add("--shared-prefixes", type=int, default=_DEFAULTS.shared_prefixes, help="how many different ones")
+    add("--chat-turns", type=int, default=_DEFAULTS.chat_turns)
+    add("--prompts", default="", metavar="FILE", help="JSONL for --workload jsonl")
+    add("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
+    add("--sampling", type=_json_object, default={}, metavar="JSON", help='such as {"temperature": 0.7}')
+    add("--seed", type=int, default=0)
+    add("--slo", type=_slo, default={}, metavar="METRIC=MS,...", help="such as ttft=500ms,itl=50ms")
+    add("--slo-percentile", type=float, default=_DEFAULTS.slo_percentile)
+    add("--late-after-ms", type=float, default=_DEFAULTS.late_after_ms, help="a request sent later is missed")
+    add("--warmup", dest="warmup_s", type=float, default=0.0, metavar="SECONDS", help="sent but not counted")
+    add("--timeout", dest="timeout_s", type=float, default=_DEFAULTS.timeout_s, metavar="SECONDS")
+    add("--drain", dest="drain_s", type=float, default=_DEFAULTS.drain_s, metavar="SECONDS")
+    add("--out", dest="out_dir", default="", metavar="DIR", help="stamps, plots (PNG) and report.html go here")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def _config(args: argparse.Namespace, **changes: Any) -> RunConfig:
+    values = {f.name: getattr(args, f.name) for f in fields(RunConfig)}
+    return RunConfig(**{**values, **changes})
+
+
+def _run_command(args: argparse.Namespace) -> int:
+    try:
+        report = run(_config(args), None if args.quiet else show_progress)
+    except LoadTestError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(report.table())
+    if args.out_dir:
+        print(f"report: {Path(args.out_dir) / 'report.html'}")
+    print(report.json_line())
+    if not report.valid:
+        return EXIT_INVALID
+    return EXIT_OK if report.summary["slo_met"] else EXIT_SLO_MISSED
+
+
+def _sweep_command(args: argparse.Namespace) -> int:
+    from .sweep import sweep
+
+    try:
+        base = _config(args, rps=args.rps[0])
+        result = sweep(base, args.rps, None if args.quiet else show_progress)
+        if args.out_dir:
+            result.write(Path(args.out_dir))
+    except LoadTestError as error:
+        print(f"loadtest sweep: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(result.table())
+    print(result.json_line())
+    return EXIT_OK if result.best_rps is not None else EXIT_SLO_MISSED
+
+
+def show_progress(at_s: float, counts: dict[str, int]) -> None:
+    """One line a second on stderr, rewritten in place in a terminal."""
+    line = f"{at_s:6.0f} s   sent {counts['sent']}   done {counts['done']}   failed {counts['failed']}   "
+    line += f"tokens {counts['tokens']}"
+    print(line, file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _slo(text: str) -> dict[str, float]:
+    try:
+        return parse_slo(text)
+    except LoadTestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value

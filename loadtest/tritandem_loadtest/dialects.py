@@ -1,0 +1,95 @@
+"""What the tensors of each Triton LLM deployment are called: data, not code.
+
+A dialect says under which name, type and shape a request's options travel and how they are read back. Adding a
+deployment is adding one entry to `DIALECTS`. Knows nothing about gRPC or HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input tensor: Triton's name and datatype."""
+
+    name: str
+    datatype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`tensors`: option -> its tensor; `sampling_keys`: option -> its key in the JSON tensor `sampling_tensor`.
+
+    An option with neither is refused, so that no request silently runs with other parameters than asked for.
+    `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending early.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    tensors: dict[str, Tensor]
+    sampling_tensor: str = ""
+    sampling_keys: dict[str, str] = field(default_factory=dict)
+    always: dict[str, Any] = field(default_factory=dict)
+    ignore_eos: tuple[str, Any] = ("", None)
+    text_output: str = "text_output"
+    count_output: str = ""  # output tensor that says how many tokens a response carries
+    input_count_output: str = ""
+
+
+_SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "ignore_eos")
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+DIALECTS: dict[str, Dialect] = {
+    "tritandem": Dialect(
+        model="ensemble",
+        shape=(1, 1),
+        tensors={
+            "prompt": Tensor("text_input", "BYTES"),
+            "max_tokens": Tensor("max_tokens", "INT32"),
+            "stream": Tensor("stream", "BOOL"),
+            "exclude_input": Tensor("exclude_input_in_output", "BOOL"),
+            "count_input": Tensor("return_num_input_tokens", "BOOL"),
+            "count_output": Tensor("return_num_output_tokens", "BOOL"),
+        },
+        sampling_tensor="sampling_parameters",
+        sampling_keys={key: key for key in (*_SAMPLING[1:], *_FLOATS[3:])},
+        always={"exclude_input": True, "count_input": True, "count_output": True},
+        ignore_eos=("ignore_eos", True),
+        count_output="num_output_tokens",
+        input_count_output="num_input_tokens",
+    ),
+    "trtllm": Dialect(
+        model="ensemble",
+        shape=(1, 1),
+        tensors={
+            "prompt": Tensor("text_input", "BYTES"),
+            "max_tokens": Tensor("max_tokens", "INT32"),
+            "stream": Tensor("stream", "BOOL"),
+            "top_k": Tensor("top_k", "INT32"),
+            "seed": Tensor("random_seed", "UINT64"),
+            "min_tokens": Tensor("min_length", "INT32"),
+            "end_id": Tensor("end_id", "INT32"),
+            **{name: Tensor(name, "FP32") for name in _FLOATS if name != "min_p"},
+        },
+        ignore_eos=("end_id", -1),
+    ),
+    "vllm": Dialect(
+        model="vllm_model",
+        shape=(1,),
+        tensors={
+            "prompt": Tensor("text_input", "BYTES"),
+            "stream": Tensor("stream", "BOOL"),
+            "exclude_input": Tensor("exclude_input_in_output", "BOOL"),
+            "count_input": Tensor("return_num_input_tokens", "BOOL"),
+            "count_output": Tensor("return_num_output_tokens", "BOOL"),
+        },
+        sampling_tensor="sampling_parameters",
+        sampling_keys={key: key for key in (*_SAMPLING, *_FLOATS[3:])},
+        always={"exclude_input": True, "count_input": True, "count_output": True},
+        ignore_eos=("ignore_eos", True),
+        count_output="num_output_tokens",
+        input_count_output="num_input_tokens",
+    ),
+}

@@ -1,0 +1,71 @@
+"""One load-generating process of a headless run: `python -m tritandem_loadtest.locust_run.drive SHARD SHARDS OUT`.
+
+Reads a RunConfig as a JSON line from stdin, says {"ready": true} on stdout, reads the start time (monotonic ns), then
+writes one JSON line a second about its progress. Locust runs here as a library, so gevent stays in this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+
+from locust.env import Environment  # patches the standard library: must come first
+
+import gevent  # isort: skip
+
+from ..config import LoadTestError, RunConfig
+from .session import LoadSession, sleep_until
+from .user import SESSION_ATTRIBUTE, StreamUser
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 when the schedule was sent and drained, 3 when the drain was cut, 2 for a bad configuration."""
+    shard, shards, out = int(argv[0]), int(argv[1]), Path(argv[2])
+    config = RunConfig.from_json(sys.stdin.readline())
+    try:
+        session = LoadSession(config, shard, shards, out)
+    except (LoadTestError, ValueError, OSError) as error:
+        _say({"error": str(error)})
+        return 2
+    environment = Environment(user_classes=[StreamUser], host=config.url)
+    setattr(environment, SESSION_ATTRIBUTE, session)
+    runner = environment.create_local_runner()
+    gc.collect()
+    gc.freeze()
+    _say({"ready": True})
+    start_ns = int(sys.stdin.readline())
+    session.start(start_ns)
+    users = max(1, config.user_count // shards)
+    spawning = gevent.spawn(runner.start, users, spawn_rate=users)
+    sleep_until(start_ns)
+    drained = _watch(session, start_ns + round((config.duration_s + config.drain_s) * 1e9))
+    spawning.kill()
+    runner.quit()
+    session.close()
+    return 0 if drained else 3
+
+
+def _watch(session: LoadSession, give_up_ns: int) -> bool:
+    """Report progress until every request has ended (True) or patience has (False)."""
+    next_ns = time.monotonic_ns()
+    while not session.finished:
+        if time.monotonic_ns() > give_up_ns:
+            return False
+        if time.monotonic_ns() >= next_ns:
+            _say({"sent": session.sent, "done": session.done, "failed": session.failed, "tokens": session.tokens})
+            next_ns += 1_000_000_000
+        gevent.sleep(0.05)
+    _say({"sent": session.sent, "done": session.done, "failed": session.failed, "tokens": session.tokens})
+    return True
+
+
+def _say(values: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

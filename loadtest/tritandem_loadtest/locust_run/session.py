@@ -1,0 +1,146 @@
+"""One process's share of a run: hands arrivals to users at their time, sends them, and writes the raw records.
+
+Owns the schedule, the transport and the record file of this process. Runs in gevent greenlets; knows nothing about
+Locust's classes and computes no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import gevent
+
+from .. import arrivals, stamps
+from ..arrivals import Arrival
+from ..config import RunConfig
+from ..stamps import ProcessRecord, RequestRecord
+from ..transport.connect import connect
+from ..transport.interface import Transport
+from ..workload import Workload
+
+# Timers of the event loop have a granularity of a millisecond: the rest is waited out by yielding.
+_TIMER_SLACK_S = 0.001
+_UNSENT_COUNTED = 1_000_000
+
+
+class LoadSession:
+    """`on_record` is called in the user's greenlet after each request; `out` receives one JSON line for each."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        shard: int,
+        shards: int,
+        out: Path | None,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
+        self.config = config
+        self._workload = Workload(config)
+        self._transport: Transport = connect(config)
+        self._arrivals: Iterator[Arrival] = arrivals.schedule(config, shard, shards)
+        self._on_record = on_record
+        self._file = out.open("w", encoding="utf-8") if out else None
+        self._closed_loop = config.arrival == "closed"
+        self._exhausted = False
+        self._process = ProcessRecord(shard, 0, 0, users=max(1, config.user_count // shards))
+        self.start_ns = 0
+        self.sent = self.done = self.failed = self.tokens = self.due = 0
+        self._sampler: gevent.Greenlet | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True when the schedule is used up and every request has ended."""
+        return self._exhausted and self.sent == self.done
+
+    def start(self, start_ns: int) -> None:
+        """Offset 0 of the schedule is `start_ns` on the monotonic clock, now or soon."""
+        self.start_ns = self._process.start_ns = start_ns
+        self._sampler = gevent.spawn(self._sample_cpu)
+
+    def run_next(self) -> RequestRecord | None:
+        """Take the next arrival, wait for its time and send it; None when there is none left."""
+        arrival = self._take()
+        if arrival is None:
+            return None
+        if self._closed_loop:
+            intended_ns = time.monotonic_ns()
+        else:
+            intended_ns = self.start_ns + round(arrival.at_s * 1e9)
+        call = self._workload.call(arrival)
+        sleep_until(intended_ns)
+        self.sent += 1
+        exchange = self._transport.exchange(call, self.config.timeout_s)
+        decoded = self._transport.decode(exchange)
+        record = RequestRecord(
+            index=arrival.index,
+            intended_ns=intended_ns,
+            sent_ns=exchange.sent_ns,
+            end_ns=exchange.end_ns,
+            arrived_ns=decoded.arrived_ns,
+            tokens=decoded.tokens,
+            input_tokens=decoded.input_tokens,
+            input_words=call.prompt.count(" ") + 1,
+            server=decoded.server,
+        )
+        if exchange.outcome:
+            record.outcome, record.error = exchange.outcome, exchange.error
+        elif decoded.error:
+            record.outcome, record.error = stamps.outcome_of(decoded.error), decoded.error
+        elif not decoded.tokens:
+            record.outcome, record.error = stamps.INCOMPLETE, "the stream ended without a token"
+        self._keep(record)
+        return record
+
+    def close(self) -> None:
+        """Write this process's own record and close connections. Requests in flight are lost: counted as unsent."""
+        if self._sampler is not None:
+            self._sampler.kill()
+        self._process.end_ns = time.monotonic_ns()
+        if not self._closed_loop:
+            left = sum(1 for _ in islice(self._arrivals, _UNSENT_COUNTED))
+            self._process.unsent = left + self.sent - self.done
+        self._write("process", asdict(self._process))
+        if self._file is not None:
+            self._file.close()
+        self._transport.close()
+
+    def _take(self) -> Arrival | None:
+        ended = self._closed_loop and time.monotonic_ns() - self.start_ns >= self.config.duration_s * 1e9
+        arrival = None if ended or self._exhausted else next(self._arrivals, None)
+        if arrival is None:
+            self._exhausted = True
+        return arrival
+
+    def _keep(self, record: RequestRecord) -> None:
+        self.done += 1
+        self.failed += record.outcome != stamps.COMPLETED
+        self.tokens += record.output_tokens
+        self._write("request", asdict(record))
+        self._on_record(record)
+
+    def _write(self, kind: str, values: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
+
+    def _sample_cpu(self) -> None:
+        sleep_until(self.start_ns)
+        wall_ns, cpu_s = time.monotonic_ns(), time.process_time()
+        while True:
+            gevent.sleep(1.0)
+            now_ns, now_cpu_s = time.monotonic_ns(), time.process_time()
+            self._process.cpu_percent.append(round(100e9 * (now_cpu_s - cpu_s) / (now_ns - wall_ns), 1))
+            wall_ns, cpu_s = now_ns, now_cpu_s
+
+
+def sleep_until(when_ns: int) -> None:
+    """Sleep in the event loop, the last millisecond by yielding to it; returns at once for a time in the past."""
+    left_s = (when_ns - time.monotonic_ns()) / 1e9
+    if left_s > _TIMER_SLACK_S:
+        gevent.sleep(left_s - _TIMER_SLACK_S)
+    while time.monotonic_ns() < when_ns:
+        gevent.sleep(0)

@@ -1,0 +1,52 @@
+"""The Locust user: a permit to have one stream in flight. The schedule, not the user, decides when to send.
+
+Requests enter Locust's own statistics as one row that counts (end to end) and one row for each token-level metric,
+which stays out of Locust's totals so that its requests/s and failure rate remain true.
+"""
+
+from __future__ import annotations
+
+from locust import User, task
+from locust.exception import StopUser
+
+from ..metrics import itl_per_chunk_ms, request_metrics_ms
+from ..stamps import COMPLETED, RequestRecord
+from .session import LoadSession
+
+SESSION_ATTRIBUTE = "tritandem_session"
+
+
+class StreamUser(User):
+    """Needs `environment.tritandem_session`; stops when the schedule has no more arrivals."""
+
+    @task
+    def serve_next(self) -> None:
+        session: LoadSession = getattr(self.environment, SESSION_ATTRIBUTE)
+        record = session.run_next()
+        if record is None:
+            raise StopUser
+        log_to_locust(self.environment, record)
+
+
+def log_to_locust(environment, record: RequestRecord) -> None:  # type: ignore[no-untyped-def]
+    """Fire Locust's request event and fill the token-level rows of its statistics table."""
+    completed = record.outcome == COMPLETED
+    environment.events.request.fire(
+        request_type="stream",
+        name="end to end",
+        response_time=(record.end_ns - record.intended_ns) / 1e6,
+        response_length=record.output_tokens,
+        exception=None if completed else RuntimeError(record.error or record.outcome),
+        context={"outcome": record.outcome},
+    )
+    if not completed:
+        return
+    entries = environment.stats.entries
+    for metric, value_ms in request_metrics_ms(record).items():
+        if metric != "e2e":
+            entries[(_ROWS[metric], "tokens")].log(value_ms, 0)
+    for gap_ms in itl_per_chunk_ms(record):
+        entries[("inter-chunk latency", "tokens")].log(gap_ms, 0)
+
+
+_ROWS = {"ttft": "time to first token", "second_token": "time to second token", "tpot": "time per output token"}

@@ -1,0 +1,101 @@
+"""Triton's inference protocol: a call as a ModelInferRequest, streamed responses as token counts.
+
+Pure functions over protobuf messages; the two gRPC transports share them. Knows nothing about connections.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from ..config import LoadTestError
+from ..dialects import Dialect, Tensor
+from .interface import Call, Decoded
+
+STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+_FORMATS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "FP64": "<d", "BOOL": "<?"}
+
+
+def tensor_values(call: Call, dialect: Dialect, ignore_eos: bool) -> dict[Tensor, Any]:
+    """Which tensors a call sends and what is in them. Raises LoadTestError for an option the dialect lacks."""
+    options: dict[str, Any] = {
+        "prompt": call.prompt,
+        "stream": True,
+        "max_tokens": call.max_tokens,
+        **dialect.always,
+        **call.options,
+    }
+    if ignore_eos:
+        name, value = dialect.ignore_eos
+        options[name] = value
+    values: dict[Tensor, Any] = {}
+    sampling: dict[str, Any] = {}
+    for option, value in options.items():
+        if option in dialect.tensors:
+            values[dialect.tensors[option]] = value
+        elif option in dialect.sampling_keys:
+            sampling[dialect.sampling_keys[option]] = value
+        else:
+            raise LoadTestError(f"this dialect has no way to send {option!r}")
+    if sampling:
+        values[Tensor(dialect.sampling_tensor, "BYTES")] = json.dumps(sampling)
+    return values
+
+
+def encode(call: Call, dialect: Dialect, model: str, ignore_eos: bool) -> bytes:
+    """The serialized ModelInferRequest."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=call.request_id)
+    for tensor, value in tensor_values(call, dialect, ignore_eos).items():
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=dialect.shape)
+        if tensor.datatype == "BYTES":
+            text = str(value).encode()
+            raw = struct.pack("<I", len(text)) + text
+        else:
+            raw = struct.pack(_FORMATS[tensor.datatype], value)
+        request.raw_input_contents.append(raw)
+    return bytes(request.SerializeToString())
+
+
+def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool = False) -> Decoded:
+    """Token counts by arrival. A response without the dialect's count tensor is one token if it carries text.
+
+    An output whose name ends in `_ms` is taken as a server-side stage of that many milliseconds, one in `_ns` as
+    nanoseconds.
+    """
+    result = Decoded()
+    for arrived_ns, payload in messages:
+        message = service_pb2.ModelStreamInferResponse.FromString(payload)
+        if message.error_message:
+            result.error = message.error_message
+            continue
+        response = message.infer_response
+        tokens = -1
+        has_text = False
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+            name = output.name
+            if name == dialect.count_output:
+                tokens = _number(output.datatype, raw)
+            elif name == dialect.text_output:
+                has_text = len(raw) > 4
+                if keep_text:
+                    result.text += raw[4:].decode("utf-8", "replace")
+            elif name == dialect.input_count_output:
+                result.input_tokens = _number(output.datatype, raw)
+            elif name.endswith("_ms") and output.datatype in _FORMATS:
+                result.server[name[:-3]] = _number(output.datatype, raw)
+            elif name.endswith("_ns") and output.datatype in _FORMATS:
+                result.server[name[:-3]] = _number(output.datatype, raw) / 1e6
+        if tokens < 0:
+            tokens = 1 if has_text else 0
+        if tokens:
+            result.arrived_ns.append(arrived_ns)
+            result.tokens.append(tokens)
+    return result
+
+
+def _number(datatype: str, raw: bytes) -> Any:
+    layout = _FORMATS[datatype]
+    return struct.unpack_from(layout, raw)[0] if len(raw) >= struct.calcsize(layout) else 0
