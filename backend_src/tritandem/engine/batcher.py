@@ -1,0 +1,97 @@
+"""What the next step does: who decodes, who prefills how much, who joins, who must give way.
+
+One pure function over the host's view; it changes nothing and knows no torch, clock or device. The core
+carries the decision out. Continuous batching after Orca (Yu et al. 2022), chunked prefill after
+Sarathi-Serve (Agrawal et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The head of the waiting line, with what the prefix cache has of it."""
+
+    sequence: SequenceState
+    tokens: int  # prompt and, if it was preempted, output
+    cached_blocks: Sequence[int]  # hold its first tokens already
+    free_blocks_needed: int  # blocks that stop being free when it is admitted
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    running: Sequence[SequenceState]  # in order of admission
+    waiting: Iterable[Candidate]  # in order; a preempted sequence comes first
+    free_blocks: int
+    free_slots: int
+    in_flight: bool  # steps are launched whose results were not read
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    prefill_tokens: int
+    block_tokens: int
+    reserve_blocks: int  # taken at once when a sequence needs a block, so that later steps need none
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`preempt` and `drain` come alone: the core does it and plans again."""
+
+    decode: Sequence[SequenceState] = ()
+    grow: Sequence[tuple[SequenceState, int]] = ()  # blocks to add
+    prefill: Sequence[tuple[SequenceState, int]] = ()  # tokens of this chunk; running sequences
+    admit: Sequence[tuple[Candidate, int]] = ()  # tokens of the first chunk
+    preempt: SequenceState | None = None
+    drain: bool = False  # read the results in flight first: a sequence may have finished
+
+
+def plan(state: BatchState, budget: Budget) -> Decision:
+    """Decode everything that can, then fill the token budget with prefill: the oldest first."""
+    decode = [sequence for sequence in state.running if sequence.decodable]
+    short = [sequence for sequence in decode if sequence.stored + 1 > len(sequence.blocks) * budget.block_tokens]
+    if len(short) > state.free_blocks:
+        if state.in_flight:
+            return Decision(drain=True)
+        return Decision(preempt=max(state.running, key=lambda sequence: sequence.arrival))
+    free_blocks = state.free_blocks - len(short)
+    grow = []
+    for sequence in short:
+        extra = min(_reserve(sequence, budget), free_blocks)
+        free_blocks -= extra
+        grow.append((sequence, 1 + extra))
+
+    tokens_left = budget.prefill_tokens
+    prefill = []
+    for sequence in state.running:
+        chunk = min(sequence.prefill_left, tokens_left)
+        if chunk:
+            prefill.append((sequence, chunk))
+            tokens_left -= chunk
+
+    admit: list[tuple[Candidate, int]] = []
+    free_slots = state.free_slots
+    waiting = iter(state.waiting)
+    while tokens_left and free_slots and (candidate := next(waiting, None)) is not None:
+        # Without spare blocks for those that run, a newcomer would only be preempted again.
+        spare = len(state.running) + len(admit)
+        if candidate.free_blocks_needed + spare > free_blocks:
+            break
+        chunk = min(candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens, tokens_left)
+        admit.append((candidate, chunk))
+        tokens_left -= chunk
+        free_slots -= 1
+        free_blocks -= candidate.free_blocks_needed
+    return Decision(decode, grow, prefill, admit)
+
+
+def _reserve(sequence: SequenceState, budget: Budget) -> int:
+    """Blocks beyond the next one: the configured reserve, but none past the sequence's last token."""
+    longest = sequence.prompt_tokens + sequence.output_budget
+    last_block = -(-longest // budget.block_tokens)
+    return max(0, min(budget.reserve_blocks, last_block - len(sequence.blocks) - 1))

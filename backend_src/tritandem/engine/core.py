@@ -1,0 +1,347 @@
+"""The engine's core: carries out the batcher's decisions and applies what the runner found.
+
+Owns sequences, KV blocks and slot numbers. One thread calls everything here. A round is plan -> launch ->
+collect -> apply; with launch-ahead, results come some rounds after their launch. Knows nothing about
+mailboxes, text or the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
+from . import batcher
+from .batcher import BatchState, Budget, Candidate, Decision
+from .kv_blocks import BlockPool
+from .outbox import Outbox
+from .pace import Pace
+from .row_changes import RowChanges
+from .sequence import NO_SLOT, SequenceState
+from .slots import output_budget
+from .step import PrefillChunk, Runner, SamplingFeatures, SlotInit, StepFailed, StepPlan, StepResult
+from .validation import validate
+
+RESERVE_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step in flight. `rows` are the sequences of its result rows, in order."""
+
+    rows: list[SequenceState]
+    prefill_tokens: int
+
+
+class EngineCore:
+    def __init__(self, runner: Runner, outbox: Outbox, prefix_cache: bool = True) -> None:
+        spec = runner.spec
+        self.spec, self.runner, self.outbox = spec, runner, outbox
+        self.pool = BlockPool(spec.num_blocks, prefix_cache)
+        self.budget = Budget(spec.prefill_tokens_per_step, spec.block_tokens, RESERVE_BLOCKS)
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []  # in order of admission
+        self._live: dict[int, SequenceState] = {}
+        self._in_flight: deque[_Launched] = deque()
+        self._changes = RowChanges()
+        self._free_slots = list(range(spec.num_slots - 1, -1, -1))
+        self._suspects: deque[SequenceState] = deque()  # of a failed step; tried again one by one
+        self._waiting_tokens = 0
+        self._pace = Pace()
+        self._arrivals = self._steps = self._preemptions = 0
+        self._hit_tokens = self._prompt_tokens = self._output_tokens = 0
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest, accepted_ns: int) -> None:
+        """Queue a sequence. Raises InvalidRequest naming the field."""
+        validate(request, self.spec)
+        if request.seq_id in self._live:
+            raise InvalidRequest("seq_id", request.seq_id, "an id that is not in use")
+        tokens = len(request.prompt_ids)
+        limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
+        sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals)
+        self._arrivals += 1
+        self._prompt_tokens += tokens
+        self._waiting_tokens += tokens
+        self._live[request.seq_id] = sequence
+        self.waiting.append(sequence)
+
+    def cancel(self, seq_ids: Iterable[int]) -> None:
+        """End sequences early; unknown ids are ignored."""
+        self._end_all([self._live[i] for i in seq_ids if i in self._live], FinishCode.CANCELLED)
+
+    def fail_all(self, message: str) -> None:
+        """End every sequence: the runner or the core itself broke."""
+        self._end_all(list(self._live.values()), FinishCode.ERROR, message)
+
+    def live_ids(self) -> list[int]:
+        return list(self._live)
+
+    def idle(self) -> bool:
+        return not self._live and not self._in_flight
+
+    # -- one round -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One round. Never raises for what a single step or sequence does wrong."""
+        launched = self.runner.pending() <= self.spec.launch_ahead_steps and self._launch_next()
+        wait = not launched or self.runner.pending() > self.spec.launch_ahead_steps
+        while (result := self._collect(wait)) is not None:
+            self._apply(result, self._in_flight.popleft())
+            wait = False
+
+    def _launch_next(self) -> bool:
+        """Plan and launch one step; False when nothing can be launched before results are read."""
+        decision = batcher.plan(self._batch_state(), self.budget)
+        while decision.preempt is not None:
+            self._preempt(decision.preempt)
+            decision = batcher.plan(self._batch_state(), self.budget)
+        step = None if decision.drain else self._build(decision)
+        if step is None:
+            return False
+        try:
+            self.runner.launch(step)
+        except Exception as error:  # whatever broke, it must cost the sequences of this step at most
+            self._step_failed(step, error)
+            return True
+        self._step_launched(decision, step)
+        return True
+
+    def _batch_state(self) -> BatchState:
+        in_flight = bool(self._in_flight)
+        while self._suspects:
+            suspect = self._suspects[0]
+            if suspect.prefill_left or suspect.decodable:
+                return BatchState([suspect], (), self.pool.free_blocks, 0, in_flight)
+            self._suspects.popleft()
+        return BatchState(self.running, self._candidates(), self.pool.free_blocks, len(self._free_slots), in_flight)
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Evaluated only as far as the batcher looks."""
+        for sequence in self.waiting:
+            tokens, block_tokens = sequence.known_tokens, self.spec.block_tokens
+            hits: list[int] = []
+            if self.pool.prefix_cache:
+                # The last token is always computed: its logits are needed.
+                hits = self.pool.lookup(sequence.block_hashes(block_tokens, (tokens - 1) // block_tokens))
+            blocks = -(-tokens // block_tokens)
+            needed = blocks - len(hits) + self.pool.unreferenced(hits)
+            yield Candidate(sequence, tokens, hits, needed)
+
+    def _build(self, decision: Decision) -> StepPlan | None:
+        """Take blocks and slots for a decision and describe the step; None when it has no work."""
+        for candidate, _ in decision.admit:  # before any allocation, which might evict what was found
+            self.pool.share(candidate.cached_blocks)
+        for sequence, count in decision.grow:
+            self._add_blocks(sequence, count)
+        chunks = list(decision.prefill)
+        chunks += [(self._admit(candidate), chunk) for candidate, chunk in decision.admit]
+        if not chunks and not decision.decode:
+            return None
+        prefill = [
+            PrefillChunk(s.slot, s.stored, s.prefill_ids[s.stored : s.stored + count], count == s.prefill_left)
+            for s, count in chunks
+        ]
+        sampling = [s for s, count in chunks if count == s.prefill_left] + list(decision.decode)
+        self._steps += 1
+        return StepPlan(
+            step_id=self._steps,
+            releases=tuple(self._changes.releases),
+            inits=tuple(self._changes.inits.values()),
+            block_updates=self._changes.block_updates(),
+            prefill=prefill,
+            decode_slots=[s.slot for s in decision.decode],
+            max_context_tokens=max((s.stored + 1 for s in decision.decode), default=0),
+            features=features_of(sampling),
+        )
+
+    def _admit(self, candidate: Candidate) -> SequenceState:
+        sequence, hits = candidate.sequence, candidate.cached_blocks
+        assert self.waiting.popleft() is sequence
+        self._waiting_tokens -= sequence.known_tokens
+        slot = self._free_slots.pop()
+        cached_tokens = len(hits) * self.spec.block_tokens
+        self._hit_tokens += cached_tokens
+        request = sequence.request
+        sequence.begin(slot, list(hits), cached_tokens)
+        outputs = sequence.prefill_ids[sequence.prompt_tokens :]
+        self._changes.init(
+            SlotInit(slot, request.prompt_ids, request.sampling, request.stop_ids, request.bad_words, outputs)
+        )
+        self._changes.add_blocks(slot, 0, sequence.blocks)
+        self._add_blocks(sequence, -(-candidate.tokens // self.spec.block_tokens) - len(hits))
+        self.running.append(sequence)
+        return sequence
+
+    def _add_blocks(self, sequence: SequenceState, count: int) -> None:
+        blocks = self.pool.allocate(count)
+        self._changes.add_blocks(sequence.slot, len(sequence.blocks), blocks)
+        sequence.blocks.extend(blocks)
+
+    def _step_launched(self, decision: Decision, step: StepPlan) -> None:
+        self._changes.clear()
+        now = time.monotonic_ns()
+        by_slot = {sequence.slot: sequence for sequence in self.running}
+        rows = []
+        for chunk in step.prefill:
+            sequence = by_slot[chunk.slot]
+            sequence.prefill_start_ns = sequence.prefill_start_ns or now
+            sequence.stored += len(chunk.ids)
+            if chunk.last:
+                sequence.promised += 1
+                rows.append(sequence)
+            self._register_blocks(sequence)
+        for sequence in decision.decode:
+            sequence.stored += 1
+            sequence.promised += 1
+        rows += decision.decode
+        self._in_flight.append(_Launched(rows, sum(len(chunk.ids) for chunk in step.prefill)))
+        if self._suspects:
+            self._suspects.popleft()
+
+    def _register_blocks(self, sequence: SequenceState) -> None:
+        """Let others share the full blocks whose content is known and whose writing was launched."""
+        full = min(sequence.stored, sequence.known_tokens) // self.spec.block_tokens
+        if self.pool.prefix_cache and full > sequence.registered_blocks:
+            hashes = sequence.block_hashes(self.spec.block_tokens, full)
+            for index in range(sequence.registered_blocks, full):
+                self.pool.register(sequence.blocks[index], hashes[index])
+            sequence.registered_blocks = full
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        """Give way: blocks and slot go back, the sequence waits at the head of the line with its output."""
+        self._preemptions += 1
+        self._release(sequence)
+        self._waiting_tokens += sequence.known_tokens
+        self.waiting.appendleft(sequence)
+
+    # -- results -------------------------------------------------------------------------------------
+
+    def _collect(self, wait: bool) -> StepResult | None:
+        while self._in_flight:
+            try:
+                return self.runner.collect(wait)
+            except Exception as error:  # a step that was launched broke on the device: its rows are lost
+                lost = self._in_flight.popleft().rows
+                slots = error.slots if isinstance(error, StepFailed) else ()
+                concerned = [s for s in self.running if s.slot in slots] if slots else lost
+                self._end_all(concerned, FinishCode.ERROR, str(error))
+        return None
+
+    def _apply(self, result: StepResult, launched: _Launched) -> None:
+        """Hand new tokens to their sequences and end those that finished."""
+        self._pace.note(result, launched.prefill_tokens)
+        changed, ended = [], []
+        with self.outbox.lock:
+            rows = zip(launched.rows, result.tokens.tolist(), result.finish.tolist(), strict=True)
+            for row, (sequence, token, code) in enumerate(rows):
+                if token < 0 or sequence.finish:
+                    continue
+                sequence.output_ids.append(token)
+                sequence.latest_token_ns = result.finished_ns
+                sequence.first_token_ns = sequence.first_token_ns or result.finished_ns
+                if sequence.request.sampling.logprobs is not None:
+                    _keep_logprobs(sequence, result, row)
+                self._register_blocks(sequence)
+                changed.append(sequence)
+                if code:
+                    ended.append((sequence, FinishCode(code)))
+            self._output_tokens += len(changed)
+            for sequence, finish in ended:
+                self._end(sequence, finish, "the model's logits are not finite" if finish == FinishCode.ERROR else "")
+            self.outbox.publish(changed, self.load())
+
+    def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
+        with self.outbox.lock:
+            live = [sequence for sequence in sequences if not sequence.finish]
+            for sequence in live:
+                self._end(sequence, finish, error)
+            self.outbox.publish(live, self.load())
+
+    def _end(self, sequence: SequenceState, finish: FinishCode, error: str = "") -> None:
+        """Once per sequence; the caller holds the outbox's lock and publishes."""
+        sequence.finish, sequence.error = finish, error
+        del self._live[sequence.seq_id]
+        if sequence.slot == NO_SLOT:
+            self.waiting.remove(sequence)
+            self._waiting_tokens -= sequence.known_tokens
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: SequenceState) -> None:
+        """Blocks may be reused by the next launch: steps already launched run before it."""
+        self.pool.free(sequence.blocks)
+        self._changes.release(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self.running.remove(sequence)
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+        sequence.blocks, sequence.slot = [], NO_SLOT
+
+    def _step_failed(self, step: StepPlan, error: Exception) -> None:
+        """The step did not happen. A single concerned sequence fails; several are tried again one by one."""
+        slots = set(error.slots) if isinstance(error, StepFailed) else set()
+        slots = slots or {chunk.slot for chunk in step.prefill} | set(step.decode_slots)
+        concerned = [sequence for sequence in self.running if sequence.slot in slots]
+        if len(concerned) > 1:
+            self._suspects = deque(concerned)
+        else:
+            self._end_all(concerned, FinishCode.ERROR, f"{type(error).__name__}: {error}")
+
+    # -- views ---------------------------------------------------------------------------------------
+
+    def load(self) -> LoadSnapshot:
+        prefilling = [sequence.prefill_left for sequence in self.running if sequence.prefill_left]
+        spec = self.spec
+        return LoadSnapshot(
+            running=len(self.running) - len(prefilling),
+            waiting=len(self.waiting) + len(prefilling),
+            waiting_tokens=self._waiting_tokens + sum(prefilling),
+            free_blocks=self.pool.free_blocks,
+            total_blocks=self.pool.total_blocks,
+            block_tokens=spec.block_tokens,
+            max_sequences=spec.num_slots,
+            max_context_tokens=spec.max_context_tokens,
+            decode_step_ns=self._pace.decode_step_ns,
+            prefill_token_ns=self._pace.prefill_token_ns,
+            steps=self._steps,
+            preemptions=self._preemptions,
+            prefix_hit_tokens=self._hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Slots and blocks are each in one place. Raises AssertionError."""
+        self.pool.check_integrity()
+        slots = [sequence.slot for sequence in self.running]
+        assert sorted(slots + self._free_slots) == list(range(self.spec.num_slots)), "a slot was lost"
+        held = {block for sequence in self.running for block in sequence.blocks}
+        assert len(held) == self.pool.total_blocks - self.pool.free_blocks, "a block has no owner"
+        assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        assert set(self._live.values()) == {*self.running, *self.waiting}, "a sequence was lost"
+        assert self._waiting_tokens == sum(s.known_tokens for s in self.waiting), "waiting tokens are miscounted"
+
+
+def _keep_logprobs(sequence: SequenceState, result: StepResult, row: int) -> None:
+    assert result.logprobs is not None
+    sequence.logprobs.append(float(result.logprobs[row]))
+    count = sequence.request.sampling.logprobs
+    if count and result.top_ids is not None and result.top_logprobs is not None:
+        sequence.top.append((result.top_ids[row, :count], result.top_logprobs[row, :count]))
+
+
+def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
+    """The least that serves every row which samples in a step."""
+    sampling = [sequence.request.sampling for sequence in sequences]
+    drawn = [s for s in sampling if not s.greedy]
+    return SamplingFeatures(
+        sampled=bool(drawn),
+        filtered=any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in drawn),
+        penalised=any(s.penalised for s in sampling),
+        bad_words=any(sequence.request.bad_words for sequence in sequences),
+        top_logprobs=max((-1 if s.logprobs is None else s.logprobs for s in sampling), default=-1),
+    )

@@ -1,0 +1,113 @@
+"""Which KV block belongs to whom: free list, reference counts, prefix cache by content.
+
+Owns block numbers, never their tensors. Block 0 is the null block and is never handed out. Used by the
+core's thread alone. Knows nothing about sequences, slots or devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+
+from ..contracts import Int32Array
+
+NULL_BLOCK = 0
+ROOT_HASH = b""
+
+
+def chain_hash(parent: bytes, ids: Int32Array) -> bytes:
+    """128-bit name of a full block's content and everything before it (BLAKE2b; collisions are out of reach)."""
+    return hashlib.blake2b(parent + ids.tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Blocks 1 .. num_blocks - 1. A block is referenced, cached (unreferenced, content kept) or plain free.
+
+    Cached blocks count as free: the one unused for longest is given up when no plain block is left.
+    """
+
+    def __init__(self, num_blocks: int, prefix_cache: bool = True) -> None:
+        self.total_blocks = num_blocks - 1
+        self.prefix_cache = prefix_cache
+        self.hit_blocks = 0  # blocks shared instead of computed, since the start
+        self.evicted_blocks = 0
+        self._references = [0] * num_blocks
+        self._plain: deque[int] = deque(range(1, num_blocks))
+        self._cached: dict[int, None] = {}  # unreferenced with content, oldest first
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._plain) + len(self._cached)
+
+    def can_allocate(self, count: int) -> bool:
+        return count <= self.free_blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each. Precondition: `can_allocate(count)`."""
+        assert self.can_allocate(count), f"{count} blocks asked for, {self.free_blocks} free"
+        return [self._take() for _ in range(count)]
+
+    def lookup(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest known prefix of `hashes`. Takes no reference."""
+        found: list[int] = []
+        for name in hashes:
+            block = self._block_of.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def unreferenced(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` count as free now, and no longer would once shared."""
+        return sum(block in self._cached for block in blocks)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reference to blocks that `lookup` returned."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._cached[block]
+            self._references[block] += 1
+        self.hit_blocks += len(blocks)
+
+    def register(self, block: int, name: bytes) -> None:
+        """Make a referenced block's content findable. The first block of a content keeps the name."""
+        if self.prefix_cache and name not in self._block_of and block not in self._hash_of:
+            self._block_of[name] = block
+            self._hash_of[block] = name
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Give one reference back for each; pass a sequence's blocks in order, its tail is evicted first."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} freed twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._hash_of:
+                    self._cached[block] = None
+                else:
+                    self._plain.append(block)
+
+    def check_integrity(self) -> None:
+        """Every block is in exactly one state and names agree both ways. Raises AssertionError."""
+        plain, cached = set(self._plain), set(self._cached)
+        held = {block for block, count in enumerate(self._references) if count > 0}
+        assert len(plain) == len(self._plain), "a block is on the free list twice"
+        assert len(plain) + len(cached) + len(held) == self.total_blocks, "a block is lost or in two states"
+        assert plain | cached | held == set(range(1, self.total_blocks + 1)), "a block was lost"
+        assert min(self._references) >= 0, "negative reference count"
+        assert {block: name for name, block in self._block_of.items()} == self._hash_of, "names disagree"
+        assert cached <= set(self._hash_of), "a cached block has no name"
+        assert not plain & set(self._hash_of), "a plain block has a name"
+
+    def _take(self) -> int:
+        if self._plain:
+            block = self._plain.popleft()
+        else:
+            block = next(iter(self._cached))
+            del self._cached[block]
+            del self._block_of[self._hash_of.pop(block)]
+            self.evicted_blocks += 1
+        self._references[block] = 1
+        return block

@@ -1,0 +1,92 @@
+"""One sequence as the host sees it: what was launched for it, what is known of it, what was told of it.
+
+Owned by the core's thread, except that the outbox reads tokens and stamps under its lock. Knows nothing
+about other sequences, blocks' contents or the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..contracts import EngineRequest, FinishCode, Float32Array, Int32Array
+from .kv_blocks import ROOT_HASH, chain_hash
+
+NO_SLOT = -1
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """`stored` and `promised` run ahead of `output_ids` by what is launched and not read yet.
+
+    While decoding, stored == prompt tokens + promised - 1: the newest token's K and V come with the next step.
+    """
+
+    request: EngineRequest
+    output_budget: int  # output tokens at most, the context's end included
+    accepted_ns: int
+    arrival: int  # order of acceptance; the newest is preempted first
+
+    slot: int = NO_SLOT
+    blocks: list[int] = field(default_factory=list)
+    prefill_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # prompt, and output if resumed
+    stored: int = 0  # tokens whose K and V the launched steps store
+    promised: int = 0  # output tokens that the launched steps sample
+    output_ids: list[int] = field(default_factory=list)
+    finish: FinishCode = FinishCode.RUNNING
+    error: str = ""
+
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    prefill_start_ns: int = 0
+    first_token_ns: int = 0
+    latest_token_ns: int = 0
+    logprobs: list[float] = field(default_factory=list)  # one per output token where asked for
+    top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
+    sent: int = 0  # output tokens that the outbox has handed out
+    registered_blocks: int = 0  # full blocks that the prefix cache knows
+    _hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def seq_id(self) -> int:
+        return self.request.seq_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens still to be prefilled; meaningful while the sequence holds a slot."""
+        return max(0, len(self.prefill_ids) - self.stored)
+
+    @property
+    def decodable(self) -> bool:
+        """The next launched step may decode it."""
+        return self.stored >= len(self.prefill_ids) and self.promised < self.output_budget
+
+    def known_ids(self) -> Int32Array:
+        return np.concatenate((self.request.prompt_ids, np.asarray(self.output_ids, np.int32)))
+
+    def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
+        """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
+        if not self.prefill_start_ns:
+            self.cached_tokens = cached_tokens
+        self.slot, self.blocks = slot, blocks
+        self.prefill_ids = self.known_ids()
+        self.stored, self.promised = cached_tokens, len(self.output_ids)
+        self.registered_blocks = 0
+
+    def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
+        """Names of the first `count` full blocks of the known tokens."""
+        missing = range(len(self._hashes), count)
+        if missing:
+            ids = self.known_ids()
+            for index in missing:
+                parent = self._hashes[-1] if self._hashes else ROOT_HASH
+                self._hashes.append(chain_hash(parent, ids[index * block_tokens : (index + 1) * block_tokens]))
+        return self._hashes[:count]

@@ -1,0 +1,155 @@
+"""The engine as other threads see it: a mailbox in, an outbox out, one core thread between them.
+
+Owns that thread and the set of live ids. Callers may use any thread; only the core's thread touches core
+and runner. Knows nothing about Triton.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..config import EngineConfig
+from ..contracts import (
+    EngineFailed,
+    EngineRequest,
+    FinishCode,
+    InvalidRequest,
+    LoadSnapshot,
+    Saturated,
+    TokenBatch,
+    TritandemError,
+)
+from .core import EngineCore
+from .outbox import Outbox
+from .step import Runner
+from .validation import validate
+
+MAX_LIVE_SEQUENCES = 16384
+
+log = logging.getLogger(__name__)
+
+
+class EngineService:
+    """Starts its thread at once; `close` ends it and the runner."""
+
+    def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
+        self._spec = runner.spec
+        self._outbox = Outbox()
+        self._core = EngineCore(runner, self._outbox, prefix_cache)
+        self._mail = threading.Condition()
+        self._added: list[tuple[EngineRequest, int]] = []
+        self._cancelled: list[int] = []
+        self._live_ids: set[int] = set()
+        self._load = self._core.load()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+        self._thread.start()
+
+    # -- any thread ----------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[EngineRequest]) -> list[TritandemError | None]:
+        """Take sequences; one entry each: None, or why it was refused. Tokens come through `next_batch`."""
+        accepted_ns = time.monotonic_ns()
+        with self._mail:
+            answers = [self._take_in(request, accepted_ns) for request in requests]
+            self._mail.notify_all()
+        return answers
+
+    def cancel(self, seq_ids: Sequence[int]) -> None:
+        """Ask for an early end; the sequence's last row says CANCELLED. Unknown ids are ignored."""
+        with self._mail:
+            self._cancelled.extend(seq_ids)
+            self._mail.notify_all()
+
+    def load(self) -> LoadSnapshot:
+        """As of the last step."""
+        return self._load
+
+    def live(self) -> int:
+        """Sequences accepted whose end `next_batch` has not handed out."""
+        with self._mail:
+            return len(self._live_ids)
+
+    def next_batch(self, timeout_s: float) -> TokenBatch | None:
+        """Everything since the last call as one message; waits for news, None after `timeout_s` without."""
+        batch = self._outbox.take(timeout_s)
+        if batch is not None:
+            ended = batch.seq_ids[batch.finish != FinishCode.RUNNING].tolist()
+            with self._mail:
+                self._live_ids.difference_update(ended)
+        return batch
+
+    def close(self) -> None:
+        """Cancel what lives, end the thread, free the device."""
+        with self._mail:
+            self._closing = True
+            self._mail.notify_all()
+        self._thread.join()
+        self._outbox.close()
+
+    def _take_in(self, request: EngineRequest, accepted_ns: int) -> TritandemError | None:
+        """Queue one sequence or say why not. The caller holds `_mail`."""
+        if self._closing:
+            return EngineFailed("the engine is shutting down")
+        if len(self._live_ids) >= MAX_LIVE_SEQUENCES:
+            return Saturated(f"the engine holds {MAX_LIVE_SEQUENCES} sequences", retry_after_s=1.0)
+        if request.seq_id in self._live_ids:
+            return InvalidRequest("seq_id", request.seq_id, "an id that is not in use")
+        try:
+            validate(request, self._spec)
+        except InvalidRequest as error:
+            return error
+        self._live_ids.add(request.seq_id)
+        self._added.append((request, accepted_ns))
+        return None
+
+    # -- the core's thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core = self._core
+        while self._read_mail():
+            try:
+                core.step()
+            except Exception as error:  # a defect of ours: these requests fail, the process lives
+                log.exception("the engine's step failed")
+                core.fail_all(f"{type(error).__name__}: {error}")
+            self._load = core.load()
+        core.cancel([*core.live_ids()])
+        core.runner.close()
+
+    def _read_mail(self) -> bool:
+        """Pass the mail to the core; waits while there is nothing to do. False when closing."""
+        with self._mail:
+            self._mail.wait_for(self._has_work)
+            added, self._added = self._added, []
+            cancelled, self._cancelled = self._cancelled, []
+            closing = self._closing
+        for request, accepted_ns in added:
+            self._core.add(request, accepted_ns)
+        self._core.cancel(cancelled)
+        return not closing
+
+    def _has_work(self) -> bool:
+        return bool(self._added or self._cancelled or self._closing or not self._core.idle())
+
+
+def build_engine(model: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> EngineService:
+    """Load a model and start its engine. Raises ConfigError with the reason."""
+    from .model_loader import load_model, resolve_device
+
+    if resolve_device(config.device).type == "cuda":
+        from .cuda_runner import CudaRunner
+
+        return EngineService(
+            CudaRunner(load_model(model, config, on_progress), config, on_progress), config.prefix_cache
+        )
+
+    from .cpu_runner import CpuRunner
+    from .cpu_threads import limit_threads
+
+    on_progress(f"computing with {limit_threads(config.threads)} threads")
+    return EngineService(CpuRunner(load_model(model, config, on_progress), config), config.prefix_cache)
