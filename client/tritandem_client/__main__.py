@@ -1,0 +1,7 @@
+"""`python -m tritandem_client`."""
+
+import sys
+
+from tritandem_client.cli import main
+
+sys.exit(main())
