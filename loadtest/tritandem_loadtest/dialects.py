@@ -24,6 +24,9 @@ class Dialect:
 
     An option with neither is refused, so that no request silently runs with other parameters than asked for.
     `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending early.
+    `stages`: name -> the two places in the INT64 output `stamps_output` (monotonic ns, 0: not reached) between which
+    that stage of the server lies. With `messages_parameter` a chat travels as JSON in that request parameter, so that
+    the server applies its own template.
     """
 
     model: str
@@ -36,6 +39,10 @@ class Dialect:
     text_output: str = "text_output"
     count_output: str = ""  # output tensor that says how many tokens a response carries
     input_count_output: str = ""
+    cached_count_output: str = ""
+    stamps_output: str = ""
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
+    messages_parameter: str = ""
 
 
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "ignore_eos")
@@ -59,6 +66,18 @@ DIALECTS: dict[str, Dialect] = {
         ignore_eos=("ignore_eos", True),
         count_output="num_output_tokens",
         input_count_output="num_input_tokens",
+        cached_count_output="cached_tokens",
+        stamps_output="stamps",
+        # received 0, tokenized 1, dispatched 2, accepted 3, prefill start 4, first token 5, last token 6, first sent 7
+        stages={
+            "tokenize": (0, 1),
+            "queue": (1, 2),
+            "engine queue": (2, 4),
+            "prefill": (4, 5),
+            "decode": (5, 6),
+            "first send": (5, 7),
+        },
+        messages_parameter="messages",
     ),
     "trtllm": Dialect(
         model="ensemble",

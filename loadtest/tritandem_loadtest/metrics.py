@@ -155,6 +155,7 @@ def _rates(
         "completed_rps": round(sum(1 for r in completed if from_ns <= r.end_ns < to_ns) / window_s, 3),
         "output_tokens": sum(r.output_tokens for r in completed),
         "input_tokens": sum(r.input_tokens for r in completed),
+        "cached_tokens": sum(r.cached_tokens for r in completed),
         "responses": sum(len(r.tokens) for r in completed),
         "output_tokens_per_s": round(output_tokens / window_s, 2),
         "total_tokens_per_s": round((output_tokens + input_tokens) / window_s, 2),

@@ -32,6 +32,7 @@ class RequestRecord:
     outcome: str = COMPLETED
     error: str = ""
     input_tokens: int = 0
+    cached_tokens: int = 0
     input_words: int = 0
     server: dict[str, float] = field(default_factory=dict)  # the server's own stages, ms
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         return 2
     environment = Environment(user_classes=[StreamUser], host=config.url)
     setattr(environment, SESSION_ATTRIBUTE, session)
+    logging.getLogger("locust.runners").setLevel(logging.ERROR)  # it warns of users that all start at once
     runner = environment.create_local_runner()
     gc.collect()
     gc.freeze()

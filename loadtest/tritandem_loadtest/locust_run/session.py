@@ -49,13 +49,13 @@ class LoadSession:
         self._exhausted = False
         self._process = ProcessRecord(shard, 0, 0, users=max(1, config.user_count // shards))
         self.start_ns = 0
-        self.sent = self.done = self.failed = self.tokens = self.due = 0
+        self.taken = self.sent = self.done = self.failed = self.tokens = 0
         self._sampler: gevent.Greenlet | None = None
 
     @property
     def finished(self) -> bool:
         """True when the schedule is used up and every request has ended."""
-        return self._exhausted and self.sent == self.done
+        return self._exhausted and self.taken == self.done
 
     def start(self, start_ns: int) -> None:
         """Offset 0 of the schedule is `start_ns` on the monotonic clock, now or soon."""
@@ -67,10 +67,8 @@ class LoadSession:
         arrival = self._take()
         if arrival is None:
             return None
-        if self._closed_loop:
-            intended_ns = time.monotonic_ns()
-        else:
-            intended_ns = self.start_ns + round(arrival.at_s * 1e9)
+        due_ns = self.start_ns + round(arrival.at_s * 1e9)
+        intended_ns = time.monotonic_ns() if self._closed_loop else due_ns
         call = self._workload.call(arrival)
         sleep_until(intended_ns)
         self.sent += 1
@@ -84,6 +82,7 @@ class LoadSession:
             arrived_ns=decoded.arrived_ns,
             tokens=decoded.tokens,
             input_tokens=decoded.input_tokens,
+            cached_tokens=decoded.cached_tokens,
             input_words=call.prompt.count(" ") + 1,
             server=decoded.server,
         )
@@ -103,7 +102,7 @@ class LoadSession:
         self._process.end_ns = time.monotonic_ns()
         if not self._closed_loop:
             left = sum(1 for _ in islice(self._arrivals, _UNSENT_COUNTED))
-            self._process.unsent = left + self.sent - self.done
+            self._process.unsent = left + self.taken - self.done
         self._write("process", asdict(self._process))
         if self._file is not None:
             self._file.close()
@@ -114,6 +113,8 @@ class LoadSession:
         arrival = None if ended or self._exhausted else next(self._arrivals, None)
         if arrival is None:
             self._exhausted = True
+        else:
+            self.taken += 1
         return arrival
 
     def _keep(self, record: RequestRecord) -> None:

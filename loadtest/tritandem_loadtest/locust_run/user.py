@@ -16,10 +16,10 @@ from .session import LoadSession
 SESSION_ATTRIBUTE = "tritandem_session"
 
 
-class StreamUser(User):
+class StreamUser(User):  # type: ignore[misc]
     """Needs `environment.tritandem_session`; stops when the schedule has no more arrivals."""
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def serve_next(self) -> None:
         session: LoadSession = getattr(self.environment, SESSION_ATTRIBUTE)
         record = session.run_next()

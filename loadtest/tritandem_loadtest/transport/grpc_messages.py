@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -21,13 +22,9 @@ _FORMATS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32"
 
 def tensor_values(call: Call, dialect: Dialect, ignore_eos: bool) -> dict[Tensor, Any]:
     """Which tensors a call sends and what is in them. Raises LoadTestError for an option the dialect lacks."""
-    options: dict[str, Any] = {
-        "prompt": call.prompt,
-        "stream": True,
-        "max_tokens": call.max_tokens,
-        **dialect.always,
-        **call.options,
-    }
+    options = {"stream": True, "max_tokens": call.max_tokens, **dialect.always, **call.options}
+    if not parameters(call, dialect):
+        options["prompt"] = call.prompt
     if ignore_eos:
         name, value = dialect.ignore_eos
         options[name] = value
@@ -45,6 +42,20 @@ def tensor_values(call: Call, dialect: Dialect, ignore_eos: bool) -> dict[Tensor
     return values
 
 
+def parameters(call: Call, dialect: Dialect) -> dict[str, str]:
+    """Custom request parameters: the messages of a chat, where the server applies its own template."""
+    if not (call.messages and dialect.messages_parameter):
+        return {}
+    messages = [{"role": role, "content": text} for role, text in call.messages]
+    return {dialect.messages_parameter: json.dumps(messages)}
+
+
+def stage_times_ms(stamps_ns: Sequence[int], dialect: Dialect) -> dict[str, float]:
+    """The server's stages that were reached."""
+    pairs = {stage: (stamps_ns[a], stamps_ns[b]) for stage, (a, b) in dialect.stages.items() if b < len(stamps_ns)}
+    return {stage: (to_ns - from_ns) / 1e6 for stage, (from_ns, to_ns) in pairs.items() if from_ns and to_ns}
+
+
 def encode(call: Call, dialect: Dialect, model: str, ignore_eos: bool) -> bytes:
     """The serialized ModelInferRequest."""
     request = service_pb2.ModelInferRequest(model_name=model, id=call.request_id)
@@ -56,15 +67,13 @@ def encode(call: Call, dialect: Dialect, model: str, ignore_eos: bool) -> bytes:
         else:
             raw = struct.pack(_FORMATS[tensor.datatype], value)
         request.raw_input_contents.append(raw)
+    for name, value_text in parameters(call, dialect).items():
+        request.parameters[name].string_param = value_text
     return bytes(request.SerializeToString())
 
 
 def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool = False) -> Decoded:
-    """Token counts by arrival. A response without the dialect's count tensor is one token if it carries text.
-
-    An output whose name ends in `_ms` is taken as a server-side stage of that many milliseconds, one in `_ns` as
-    nanoseconds.
-    """
+    """Token counts by arrival. A response without the dialect's count tensor is one token if it carries text."""
     result = Decoded()
     for arrived_ns, payload in messages:
         message = service_pb2.ModelStreamInferResponse.FromString(payload)
@@ -84,10 +93,10 @@ def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool 
                     result.text += raw[4:].decode("utf-8", "replace")
             elif name == dialect.input_count_output:
                 result.input_tokens = _number(output.datatype, raw)
-            elif name.endswith("_ms") and output.datatype in _FORMATS:
-                result.server[name[:-3]] = _number(output.datatype, raw)
-            elif name.endswith("_ns") and output.datatype in _FORMATS:
-                result.server[name[:-3]] = _number(output.datatype, raw) / 1e6
+            elif name == dialect.cached_count_output:
+                result.cached_tokens = _number(output.datatype, raw)
+            elif name == dialect.stamps_output:
+                result.server = stage_times_ms(struct.unpack(f"<{len(raw) // 8}q", raw), dialect)
         if tokens < 0:
             tokens = 1 if has_text else 0
         if tokens:

@@ -38,6 +38,7 @@ class Decoded:
     arrived_ns: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     input_tokens: int = 0
+    cached_tokens: int = 0
     error: str = ""
     server: dict[str, float] = field(default_factory=dict)
     text: str = ""

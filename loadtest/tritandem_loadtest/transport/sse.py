@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from .. import stamps
 from ..dialects import Dialect
-from .grpc_messages import tensor_values
+from .grpc_messages import parameters, stage_times_ms, tensor_values
 from .interface import Call, Decoded, Exchange
 
 _READ_BYTES = 65536
@@ -109,7 +109,10 @@ class TritonGenerate:
 
     def request(self, call: Call) -> tuple[str, dict[str, Any]]:
         values = tensor_values(call, self._dialect, self._ignore_eos)
-        body = {tensor.name: value for tensor, value in values.items()}
+        body: dict[str, Any] = {tensor.name: value for tensor, value in values.items()}
+        custom = parameters(call, self._dialect)
+        if custom:
+            body["parameters"] = custom
         return f"/v2/models/{self._model}/generate_stream", {"id": call.request_id, **body}
 
     def read_event(self, event: dict[str, Any], arrived_ns: int, into: Decoded) -> None:
@@ -118,8 +121,9 @@ class TritonGenerate:
         if tokens is None:
             tokens = 1 if event.get(dialect.text_output) else 0
         into.input_tokens = event.get(dialect.input_count_output, into.input_tokens)
-        into.server.update({k[:-3]: v for k, v in event.items() if k.endswith("_ms")})
-        into.server.update({k[:-3]: v / 1e6 for k, v in event.items() if k.endswith("_ns")})
+        into.cached_tokens = event.get(dialect.cached_count_output, into.cached_tokens)
+        if dialect.stamps_output in event:
+            into.server = stage_times_ms(event[dialect.stamps_output], dialect)
         if tokens:
             into.arrived_ns.append(arrived_ns)
             into.tokens.append(int(tokens))
