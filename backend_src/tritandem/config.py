@@ -72,6 +72,8 @@ class SchedulerConfig:
     max_buffered_chars: int = 1 << 20  # of one slow client; beyond it the request ends as FAILED
     cancel_poll_s: float = 0.1
     drain_timeout_s: float = 30.0
+    engine_silence_s: float = 1.0  # an engine that says nothing for so long is asked whether it lives
+    engine_answer_s: float = 3.0  # a call unanswered for so long takes the engine out
 
 
 @dataclass(frozen=True, slots=True)

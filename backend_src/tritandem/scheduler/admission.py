@@ -1,0 +1,133 @@
+"""May this request wait here at all? One pure decision over numbers.
+
+Knows nothing about order, engines' identities, threads or clocks; `load` is the sum over the engines that
+answer. Work is counted in tokens (prompt + output budget), because requests differ a thousandfold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..contracts import (
+    DeadlineExpired,
+    Draining,
+    GenerationRequest,
+    InvalidRequest,
+    LoadSnapshot,
+    Saturated,
+    TritandemError,
+)
+
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 600.0
+UNMEASURED_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What waits already."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0  # budgets
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    def plus(self, prompt_tokens: int, output_tokens: int) -> QueueState:
+        return QueueState(self.requests + 1, self.prompt_tokens + prompt_tokens, self.output_tokens + output_tokens)
+
+    def minus(self, prompt_tokens: int, output_tokens: int) -> QueueState:
+        return QueueState(self.requests - 1, self.prompt_tokens - prompt_tokens, self.output_tokens - output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds of the waiting queue; `accepting` is false once the server drains."""
+
+    max_requests: int
+    max_tokens: int
+    accepting: bool = True
+
+
+def decide(
+    request: GenerationRequest, load: LoadSnapshot, queue: QueueState, limits: AdmissionLimits, now_ns: int
+) -> TritandemError | None:
+    """None: it may wait. Otherwise the error that answers it at once; whatever runs is untouched.
+
+    Draining, DeadlineExpired, InvalidRequest (it could never run on these engines) or Saturated.
+    """
+    if not limits.accepting:
+        return Draining()
+    if request.deadline_ns is not None and now_ns >= request.deadline_ns:
+        return DeadlineExpired("the deadline had passed on arrival")
+    refusal = never_fits(len(request.input_ids), request.sampling.max_tokens, load)
+    if refusal is not None:
+        return refusal
+    if queue.requests + 1 > limits.max_requests:
+        return Saturated(f"{queue.requests} requests are waiting", retry_after_s(load, queue))
+    demand_tokens = len(request.input_ids) + request.sampling.max_tokens
+    if queue.requests and queue.tokens + demand_tokens > limits.max_tokens:
+        return Saturated(f"requests for {queue.tokens} tokens are waiting", retry_after_s(load, queue))
+    return None
+
+
+def never_fits(prompt_tokens: int, output_tokens: int, load: LoadSnapshot) -> InvalidRequest | None:
+    """The field that no amount of waiting would cure. Limits of 0 are not known yet and refuse nothing."""
+    capacity_tokens = load.total_blocks * load.block_tokens
+    known = [limit for limit in (load.max_context_tokens, capacity_tokens) if limit > 0]
+    if not known:
+        return None
+    most = min(known)
+    if prompt_tokens >= most:
+        return InvalidRequest("text_input", f"{prompt_tokens} tokens", f"at most {most - 1} tokens on this server")
+    if prompt_tokens + output_tokens > most:
+        return InvalidRequest(
+            "max_tokens", output_tokens, f"at most {most - prompt_tokens} after a prompt of {prompt_tokens} tokens"
+        )
+    return None
+
+
+def retry_after_s(load: LoadSnapshot, queue: QueueState) -> float:
+    """How long the work ahead takes at the measured pace: every prompt once, every output step shared by a batch."""
+    if load.decode_step_ns == 0 and load.prefill_token_ns == 0:
+        return UNMEASURED_RETRY_S
+    prefill_tokens = queue.prompt_tokens + load.waiting_tokens
+    steps = queue.output_tokens / max(1, load.max_sequences)
+    ahead_ns = prefill_tokens * load.prefill_token_ns + steps * load.decode_step_ns
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, ahead_ns / 1e9))
+
+
+def expected_tokens(prompt_tokens: int, output_tokens: int, use_ratio: float) -> int:
+    """KV tokens a request will likely hold: clients ask for more output than models produce.
+
+    `use_ratio` is the measured share of the budget that finished answers used. A margin keeps preemption
+    rare; an engine that runs out nevertheless preempts, which costs time but no answer.
+    """
+    return prompt_tokens + min(output_tokens, int(output_tokens * use_ratio * 1.25) + 16)
+
+
+def total_load(loads: Sequence[LoadSnapshot]) -> LoadSnapshot:
+    """Engines that answer, seen as one: room adds up, paces are those of engines working side by side.
+
+    `total_blocks` and `max_context_tokens` are those of the largest engine: a sequence lives on one.
+    """
+    if not loads:
+        return LoadSnapshot()
+    largest = max(loads, key=lambda load: load.total_blocks * load.block_tokens)
+    steps = [load.decode_step_ns for load in loads if load.decode_step_ns]
+    paces = [load.prefill_token_ns for load in loads if load.prefill_token_ns]
+    return LoadSnapshot(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        waiting_tokens=sum(load.waiting_tokens for load in loads),
+        free_blocks=sum(load.free_blocks for load in loads),
+        total_blocks=largest.total_blocks,
+        block_tokens=largest.block_tokens,
+        max_sequences=sum(load.max_sequences for load in loads),
+        max_context_tokens=max(load.max_context_tokens for load in loads),
+        decode_step_ns=sum(steps) // len(steps) if steps else 0,
+        prefill_token_ns=sum(paces) // len(paces) // len(loads) if paces else 0,
+    )

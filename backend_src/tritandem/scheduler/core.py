@@ -1,0 +1,344 @@
+"""What happens on the scheduling thread: admission, order, permits, moves, deadlines.
+
+Single-threaded: every method but the read-only ones at the end runs on the service's scheduling thread, and none
+blocks. Decisions are the pure functions of `admission`, `policy`, `batch_limits` and `dispatch`; this file
+only keeps the books they look at.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from ..config import SchedulerConfig
+from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, Saturated, TritandemError
+from .admission import AdmissionLimits, QueueState, decide, expected_tokens, total_load
+from .batch_limits import BatchLimits, adjust, initial
+from .desk import Desk
+from .dispatch import Demand, EngineView, choose
+from .engine_link import EngineLink, Health
+from .lifecycle import State, ended_by_error
+from .policy.deadline import too_late
+from .policy.prefix import head_start_ns
+from .policy.waiting import PolicyConfig, Waiting
+from .ports import EngineStatus, SchedulerSnapshot
+from .prefix_map import PrefixMap, prefix_hashes
+from .ticket import NO_SEQUENCE, Ticket
+from .waiting_queue import WaitingQueue
+
+MAX_SUBMISSIONS = 3  # a request that has seen this many engines fail is likely the reason
+HOUSEKEEPING_NS = 250_000_000
+OUTAGE_GRACE_NS = 500_000_000  # without any engine this long, what waits is failed
+CONNECT_GRACE_NS = 60_000_000_000  # the same at start-up, while engines load
+FULL_PAUSE_NS = 20_000_000  # an engine that said "saturated" is left alone for so long
+
+
+@dataclass(slots=True)
+class Book:
+    """One engine's share: what was handed over and has not ended."""
+
+    link: EngineLink
+    prefixes: PrefixMap = field(default_factory=PrefixMap)
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    tickets: dict[int, Ticket] = field(default_factory=dict)  # by ticket number
+    committed_tokens: int = 0
+    prefilling_tokens: int = 0
+    full_until_ns: int = 0
+
+    @property
+    def up(self) -> bool:
+        return self.link.health is Health.UP
+
+    def add(self, ticket: Ticket, expected_tokens: int) -> None:
+        self.tickets[ticket.number] = ticket
+        self.committed_tokens += expected_tokens
+        self.prefilling_tokens += len(ticket.request.input_ids)
+        ticket.prefilling = True
+
+    def prefilled(self, ticket: Ticket) -> None:
+        if ticket.prefilling:
+            ticket.prefilling = False
+            self.prefilling_tokens -= len(ticket.request.input_ids)
+
+    def remove(self, ticket: Ticket) -> None:
+        assert ticket.entry is not None
+        del self.tickets[ticket.number]
+        self.committed_tokens -= ticket.entry.tokens
+        self.prefilled(ticket)
+
+    def view(self) -> EngineView:
+        return EngineView(self.link.load, self.limits, len(self.tickets), self.committed_tokens, self.prefilling_tokens)
+
+
+class SchedulerCore:
+    """The books and what moves requests between them."""
+
+    def __init__(self, links: list[EngineLink], desk: Desk, config: SchedulerConfig, now_ns: int) -> None:
+        self.links, self._desk, self._config = links, desk, config
+        self._books = {link: Book(link) for link in links}
+        self._queue: WaitingQueue[Ticket] = WaitingQueue(
+            PolicyConfig(ageing_ns=max(1, int(config.ageing_s * 1e9)), fair_share=config.fair_share)
+        )
+        self._queued = QueueState()
+        self._limits = AdmissionLimits(config.max_queued_requests, config.max_queued_tokens)
+        self._deadlines: list[tuple[int, int, Ticket]] = []
+        self._hold_until_ns = 0  # end of the tick in which arrivals are merged
+        self._housekeeping_ns = now_ns
+        self._outage_ns: int | None = now_ns + CONNECT_GRACE_NS  # from when on waiting is pointless
+        self._use_ratio = 1.0
+        self._moved = 0
+
+    # Messages -------------------------------------------------------------------------------------
+
+    def started(self, now_ns: int) -> None:
+        self._outage_ns = now_ns + CONNECT_GRACE_NS
+
+    def drain(self) -> None:
+        self._limits = AdmissionLimits(self._limits.max_requests, self._limits.max_tokens, accepting=False)
+
+    def arrived(self, ticket: Ticket, now_ns: int) -> None:
+        if ticket.life.state is State.ENDED:
+            return
+        request = ticket.request
+        load = self._total_load()
+        refusal = decide(request, load, self._queued, self._limits, now_ns)
+        if refusal is None and self._outage_ns is not None and now_ns >= self._outage_ns:
+            refusal = EngineFailed("no engine answers")
+        if refusal is not None:
+            self._desk.end(ticket, ended_by_error(refusal))
+            return
+        if ticket.deadline_ns is None and self._config.default_deadline_s > 0:
+            ticket.deadline_ns = ticket.received_ns + int(self._config.default_deadline_s * 1e9)
+        if ticket.deadline_ns is not None:
+            heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.number, ticket))
+        if self._config.prefix_affinity:
+            ticket.prefix_hashes = prefix_hashes(request.input_ids)
+        cached_tokens = max((book.prefixes.cached_tokens(ticket.prefix_hashes) for book in self._up()), default=0)
+        ticket.entry = Waiting(
+            number=ticket.number,
+            priority=request.priority,
+            tenant=request.tenant,
+            arrived_ns=ticket.received_ns,
+            deadline_ns=ticket.deadline_ns,
+            tokens=expected_tokens(len(request.input_ids), request.sampling.max_tokens, self._use_ratio),
+            head_start_ns=head_start_ns(cached_tokens, load.prefill_token_ns),
+        )
+        if not self._queue:
+            self._hold_until_ns = now_ns + int(self._config.tick_s * 1e9)
+        self._enqueue(ticket, ticket.entry, now_ns)
+
+    def ended(self, ticket: Ticket) -> None:
+        """Whoever ended it: give back its place, and tell the engine unless the engine said so itself."""
+        ending, entry = ticket.life.ending, ticket.entry
+        assert ending is not None
+        if entry is None:
+            return  # refused on arrival
+        if ticket.number in self._queue:
+            self._dequeue(ticket)
+            self._queue.remove(ticket.number)
+            return
+        book = self._books[ticket.link] if ticket.link is not None else None
+        if book is None or ticket.number not in book.tickets:
+            return
+        book.remove(ticket)
+        answer_tokens = ticket.delivered_tokens + ticket.tokens
+        self._queue.settle(entry, len(ticket.request.input_ids) + answer_tokens)
+        if ending.error is None:
+            self._use_ratio += 0.05 * (min(1.0, answer_tokens / ticket.request.sampling.max_tokens) - self._use_ratio)
+        if not ending.engine_knows and ticket.seq_id != NO_SEQUENCE:
+            book.link.cancel(ticket.seq_id)
+
+    def first_token(self, ticket: Ticket) -> None:
+        if ticket.link is not None and ticket.number in self._books[ticket.link].tickets:
+            self._books[ticket.link].prefilled(ticket)
+
+    def refused(self, link: EngineLink, ticket: Ticket, error: TritandemError, now_ns: int) -> None:
+        """An engine did not take one of a submit. Full is no failure: the request waits on."""
+        book = self._books[link]
+        if ticket.number not in book.tickets:
+            return
+        if isinstance(error, Saturated):
+            book.full_until_ns = now_ns + FULL_PAUSE_NS
+            ticket.submissions -= 1
+            self._take_back(book, ticket, now_ns)
+        else:
+            self._desk.end(ticket, ended_by_error(error, engine_knows=True))
+
+    def engine_up(self, link: EngineLink) -> None:
+        book = self._books[link]
+        book.limits = initial(link.load)
+        self._outage_ns = None
+
+    def engine_down(self, link: EngineLink, error: Exception, now_ns: int) -> None:
+        """Move what the client has seen nothing of, fail the rest."""
+        book = self._books[link]
+        book.prefixes.clear()
+        if not self.any_up() and self._outage_ns is None:
+            self._outage_ns = now_ns + OUTAGE_GRACE_NS
+        failure = ended_by_error(EngineFailed(f"engine {link.name} failed: {error}"), engine_knows=True)
+        for ticket in list(book.tickets.values()):
+            if ticket.submissions < MAX_SUBMISSIONS and self._take_back(book, ticket, now_ns):
+                self._moved += 1
+            else:
+                self._desk.end(ticket, failure)
+
+    # Work -----------------------------------------------------------------------------------------
+
+    def pause_s(self, now_ns: int) -> float:
+        """How long the scheduling thread may sleep if no message comes."""
+        due_ns = self._housekeeping_ns
+        if self._deadlines:
+            due_ns = min(due_ns, self._deadlines[0][0])
+        if self._queue:
+            wake_ns = [book.full_until_ns for book in self._books.values() if book.full_until_ns > now_ns]
+            if self._hold_until_ns > now_ns:
+                wake_ns.append(self._hold_until_ns)
+            due_ns = min([due_ns, *wake_ns])
+        return max(0.0, (due_ns - now_ns) / 1e9)
+
+    def work(self, now_ns: int) -> None:
+        """Whatever is due: deadlines, limits and health, then dispatch."""
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, _, ticket = heapq.heappop(self._deadlines)
+            self._expire(ticket)
+        if now_ns >= self._housekeeping_ns:
+            self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house(now_ns)
+        if self._queue and now_ns >= self._hold_until_ns:
+            self._dispatch(now_ns)
+
+    def _dispatch(self, now_ns: int) -> None:
+        """Hand over, in order, whatever finds room; one submit per engine. The first without room ends it."""
+        handed: dict[EngineLink, list[Ticket]] = {}
+        while (ticket := self._queue.peek(now_ns)) is not None:
+            assert ticket.entry is not None
+            books = [book for book in self._up() if now_ns >= book.full_until_ns]
+            demand = Demand(len(ticket.request.input_ids), ticket.entry.tokens)
+            cached = [book.prefixes.cached_tokens(ticket.prefix_hashes) for book in books]
+            chosen = choose([book.view() for book in books], demand, cached)
+            if chosen is None:
+                break
+            book = books[chosen]
+            self._dequeue(ticket)
+            if too_late(ticket.deadline_ns, now_ns, book.link.load.decode_step_ns):
+                self._queue.remove(ticket.number)
+                self._expire(ticket)
+                continue
+            with self._desk.lock:
+                alive = ticket.life.advance(State.DISPATCHED)
+                if alive:
+                    ticket.link, ticket.engine_name, ticket.dispatched_ns = book.link, book.link.name, now_ns
+            if not alive:
+                self._queue.remove(ticket.number)
+                continue
+            self._queue.take(ticket.number)
+            ticket.submissions += 1
+            book.add(ticket, ticket.entry.tokens)
+            book.prefixes.remember(ticket.prefix_hashes)
+            handed.setdefault(book.link, []).append(ticket)
+        for link, tickets in handed.items():
+            link.submit(tickets)
+
+    def _keep_house(self, now_ns: int) -> None:
+        answer_ns, silence_ns = self._config.engine_answer_s * 1e9, self._config.engine_silence_s * 1e9
+        for book in self._up():
+            link, started_ns = book.link, book.link.call_started_ns
+            if started_ns and now_ns - started_ns > answer_ns:
+                link.declare_down(EngineFailed(f"no answer to a call for {self._config.engine_answer_s:.1f} s"))
+            elif not started_ns and now_ns - link.last_heard_ns > silence_ns:
+                link.probe()
+            if self._config.dynamic_batch:
+                target_ns = int(self._config.target_inter_token_s * 1e9)
+                book.limits = adjust(book.limits, link.load, len(book.tickets), target_ns)
+            else:
+                book.limits = initial(link.load)
+        if self._outage_ns is not None and now_ns >= self._outage_ns:
+            for ticket in self._queue.items():
+                self._desk.end(ticket, ended_by_error(EngineFailed("no engine answers")))
+
+    # Books ----------------------------------------------------------------------------------------
+
+    def _up(self) -> list[Book]:
+        return [book for book in self._books.values() if book.up]
+
+    def _total_load(self) -> LoadSnapshot:
+        return total_load([book.link.load for book in self._up()])
+
+    def _expire(self, ticket: Ticket) -> None:
+        self._desk.end(ticket, ended_by_error(DeadlineExpired("the deadline passed before the answer was complete")))
+
+    def _enqueue(self, ticket: Ticket, entry: Waiting, now_ns: int) -> None:
+        self._queue.push(entry, ticket, now_ns)
+        self._queued = self._queued.plus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+
+    def _dequeue(self, ticket: Ticket) -> None:
+        self._queued = self._queued.minus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+
+    def _take_back(self, book: Book, ticket: Ticket, now_ns: int) -> bool:
+        """From an engine's book to the queue, at its old place. False when the client has seen something."""
+        assert ticket.entry is not None
+        with self._desk.lock:
+            if not self._desk.take_back(ticket):
+                return False
+            ticket.link = None
+        book.remove(ticket)
+        self._queue.settle(ticket.entry, 0)
+        self._enqueue(ticket, ticket.entry, now_ns)
+        return True
+
+    # Read-only, from any thread -------------------------------------------------------------------
+
+    def any_up(self) -> bool:
+        return any(book.up for book in self._books.values())
+
+    def snapshot(self, ready: bool, draining: bool, open_requests: int) -> SchedulerSnapshot:
+        books = list(self._books.values())
+        return SchedulerSnapshot(
+            ready=ready,
+            draining=draining,
+            open_requests=open_requests,
+            waiting=self._queue.by_class(),
+            waiting_tokens=self._queued.tokens,
+            running=sum(len(book.tickets) for book in books),
+            outcomes=dict(self._desk.outcomes),
+            moved=self._moved,
+            buffered_chars=self._desk.buffered_chars,
+            max_context_tokens=max((book.link.load.max_context_tokens for book in books), default=0),
+            engines=tuple(
+                EngineStatus(
+                    book.link.name,
+                    book.link.health.value,
+                    len(book.tickets),
+                    book.committed_tokens,
+                    book.limits,
+                    book.link.load,
+                )
+                for book in books
+            ),
+        )
+
+    def check_integrity(self, open_tickets: dict[int, Ticket]) -> None:
+        """On the scheduling thread. Raises AssertionError."""
+        waiting = {ticket.number: ticket for ticket in self._queue.items()}
+        placed = [*waiting.values(), *(ticket for book in self._books.values() for ticket in book.tickets.values())]
+        numbers = [ticket.number for ticket in placed]
+        _claim(len(numbers) == len(set(numbers)), "a request is in two places")
+        for ticket in open_tickets.values():
+            unplaced = ticket.entry is not None and ticket.number not in numbers
+            _claim(not unplaced or ticket.life.state is State.ENDED, f"request {ticket.number} is nowhere")
+        prompt_tokens = sum(len(ticket.request.input_ids) for ticket in waiting.values())
+        output_tokens = sum(ticket.request.sampling.max_tokens for ticket in waiting.values())
+        _claim(self._queued == QueueState(len(waiting), prompt_tokens, output_tokens), "queue totals are off")
+        for book in self._books.values():
+            held = book.tickets.values()
+            committed = sum(ticket.entry.tokens for ticket in held if ticket.entry is not None)
+            prefilling = sum(len(ticket.request.input_ids) for ticket in held if ticket.prefilling)
+            _claim(book.committed_tokens == committed, f"{book.link.name}: committed tokens are off")
+            _claim(book.prefilling_tokens == prefilling, f"{book.link.name}: prefilling tokens are off")
+        if not open_tickets:
+            _claim(not placed and self._desk.buffered_chars == 0, "something is left though no request is open")
+
+
+def _claim(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)

@@ -1,0 +1,142 @@
+"""The delivery desk: text that waits for a sender, in order per request, first answers ahead of the rest.
+
+One lock guards every ticket's answer and life, so that "append, end, take, move" are atomic against each
+other; it is held for list operations only, never for a call into a sink, an engine or a tokenizer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..contracts import EngineFailed, Outcome, TokenLogprob
+from .lifecycle import Ending, State, ended_by_error
+from .ticket import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Everything that was pending for one request when a sender came; `ending` makes it the last."""
+
+    ticket: Ticket
+    texts: list[str]
+    tokens: int
+    logprobs: tuple[TokenLogprob, ...]
+    cumulative_logprob: float
+    ending: Ending | None
+
+
+class Desk:
+    """`on_end(ticket)` is called with the lock held, once per request: it must only post a message."""
+
+    def __init__(self, max_buffered_chars: int, on_end: Callable[[Ticket], None]) -> None:
+        self.lock = threading.RLock()
+        self._work = threading.Condition(self.lock)
+        self._urgent: deque[Ticket] = deque()  # nothing sent yet
+        self._ready: deque[Ticket] = deque()
+        self._idle_senders = 0
+        self._closed = False
+        self._max_buffered_chars = max_buffered_chars
+        self._on_end = on_end
+        self.buffered_chars = 0
+        self.outcomes: Counter[Outcome] = Counter()
+
+    # Caller holds the lock ------------------------------------------------------------------------
+
+    def append(self, ticket: Ticket, text: str, tokens: int) -> None:
+        """Text of a running request; a reader too slow for the bounded buffer ends as FAILED."""
+        ticket.tokens += tokens
+        if not text:
+            return
+        ticket.texts.append(text)
+        ticket.chars += len(text)
+        self.buffered_chars += len(text)
+        if not ticket.request.output.stream:
+            return
+        if ticket.chars > self._max_buffered_chars:
+            waiting_chars = ticket.chars
+            self._drop_text(ticket)
+            error = EngineFailed(f"the client reads too slowly: {waiting_chars} characters were waiting for it")
+            self.end_locked(ticket, ended_by_error(error))
+        elif not (ticket.queued or ticket.sending):
+            self._enqueue(ticket)
+
+    def end_locked(self, ticket: Ticket, ending: Ending) -> bool:
+        if not ticket.life.end(ending):
+            return False
+        self.outcomes[ending.outcome] += 1
+        if ending.error is not None and (ending.outcome is Outcome.CANCELLED or not ticket.request.output.stream):
+            self._drop_text(ticket)  # nobody reads it, or it could only go out with a last chunk
+        if not (ticket.queued or ticket.sending):
+            self._enqueue(ticket)
+        self._on_end(ticket)
+        return True
+
+    def take_back(self, ticket: Ticket) -> bool:
+        """A dispatched request returns to the queue with a blank answer; False: too late, or it has ended."""
+        if ticket.life.state is not State.DISPATCHED:
+            return False
+        ticket.life.advance(State.WAITING)
+        self._drop_text(ticket)
+        ticket.reset_answer()
+        return True
+
+    # Any thread -----------------------------------------------------------------------------------
+
+    def end(self, ticket: Ticket, ending: Ending) -> bool:
+        """End a request now; False when it had ended already (its late tokens are ignored from then on)."""
+        with self.lock:
+            return self.end_locked(ticket, ending)
+
+    def take(self, previous: Ticket | None) -> Parcel | None:
+        """Return the ticket a sender is done with and wait for the next; None once closed and empty."""
+        with self.lock:
+            if previous is not None:
+                previous.sending = False
+                if previous.texts or previous.life.state is State.ENDED:
+                    self._enqueue(previous)
+            while True:
+                while self._urgent or self._ready:
+                    ticket = self._urgent.popleft() if self._urgent else self._ready.popleft()
+                    parcel = self._pack(ticket)
+                    if parcel is not None:
+                        return parcel
+                if self._closed:
+                    return None
+                self._idle_senders += 1
+                self._work.wait()
+                self._idle_senders -= 1
+
+    def close(self) -> None:
+        """Senders return once everything queued is out."""
+        with self.lock:
+            self._closed = True
+            self._work.notify_all()
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        ticket.queued = True
+        (self._ready if ticket.responses else self._urgent).append(ticket)
+        if self._idle_senders:
+            self._work.notify()
+
+    def _pack(self, ticket: Ticket) -> Parcel | None:
+        ticket.queued = False
+        ending = ticket.life.ending
+        if not ticket.texts and ending is None:
+            return None  # it moved to another engine after it was queued
+        ticket.sending = True
+        if ticket.life.state is State.DISPATCHED:
+            ticket.life.advance(State.ANSWERING)
+        parcel = Parcel(ticket, ticket.texts, ticket.tokens, tuple(ticket.logprobs), ticket.cumulative_logprob, ending)
+        ticket.responses += 1
+        ticket.delivered_tokens += ticket.tokens
+        self._drop_text(ticket)
+        return parcel
+
+    def _drop_text(self, ticket: Ticket) -> None:
+        self.buffered_chars -= ticket.chars
+        ticket.texts, ticket.chars, ticket.tokens, ticket.logprobs = [], 0, 0, []

@@ -1,0 +1,269 @@
+"""One engine as the scheduler reaches it: two threads around a port, and whether it answers.
+
+The caller thread makes every submit, cancel and load call, in order, everything that came in meanwhile merged
+into one; the reader thread iterates the token stream and reopens it while sequences live. A failed or
+unanswered call takes the engine out; the caller thread probes with back-off and reports when it is back.
+Knows nothing about order or admission.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from ..contracts import EngineFailed, EnginePort, EngineRequest, Int32Array, LoadSnapshot, TritandemError
+from .delivery import TokenRouter
+from .desk import Desk
+from .lifecycle import State
+from .ports import TextStreamsPort
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 1.0
+REOPEN_PAUSE_S = 0.02  # after a stream that ended without a message while sequences live
+
+
+class Health(Enum):
+    CONNECTING = "connecting"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvents:
+    """Called from the link's threads; each must only post a message."""
+
+    up: Callable[[EngineLink], None]
+    down: Callable[[EngineLink, TritandemError | Exception], None]
+    refused: Callable[[EngineLink, Ticket, TritandemError], None]
+
+
+class EngineLink:
+    """`load` and `last_heard_ns` are replaced whole by the link's threads and read by anyone."""
+
+    def __init__(
+        self,
+        port: EnginePort,
+        text: TextStreamsPort,
+        desk: Desk,
+        router: TokenRouter,
+        next_seq_id: Callable[[], int],
+        events: LinkEvents,
+        clock: Callable[[], int],
+    ) -> None:
+        self.port, self.name = port, port.name
+        self.load = LoadSnapshot()
+        self.last_heard_ns = clock()
+        self.call_started_ns = 0  # of the call in progress; 0: none
+        self._text, self._desk, self._router = text, desk, router
+        self._next_seq_id, self._events, self._clock = next_seq_id, events, clock
+        self._wake = threading.Condition()
+        # Under _wake: commands, health, and sequences to cancel once the engine is back.
+        self.health = Health.CONNECTING
+        self._submits: list[Ticket] = []
+        self._cancels: list[int] = []
+        self._orphans: list[int] = []
+        self._probe = True
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._call_loop, name=f"tritandem-call-{self.name}", daemon=True),
+            threading.Thread(target=self._read_loop, name=f"tritandem-read-{self.name}", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Hand over in the next call. Ignored once the engine is out: the `down` message then covers them."""
+        with self._wake:
+            if self.health is Health.UP:
+                self._submits.extend(tickets)
+                self._wake.notify_all()
+
+    def cancel(self, seq_id: int) -> None:
+        """Forget the sequence and ask the engine to end it."""
+        self._router.routes.pop(seq_id, None)
+        with self._wake:
+            self._cancels.append(seq_id)
+            self._wake.notify_all()
+
+    def probe(self) -> None:
+        """Ask for the load soon; the answer, or its absence, shows in `last_heard_ns` and `call_started_ns`."""
+        with self._wake:
+            self._probe = True
+            self._wake.notify_all()
+
+    def declare_down(self, error: TritandemError | Exception) -> None:
+        """Take the engine out; what it may still run is cancelled when it is back. Later calls change nothing."""
+        with self._wake:
+            if self.health is Health.DOWN or self._closed:
+                return
+            log.warning("engine %s is left out: %s", self.name, error)
+            self.health = Health.DOWN
+            self._orphans.extend(self._router.routes)
+            self._router.routes.clear()
+            self._submits, self._cancels = [], []
+            self._wake.notify_all()
+        self._events.down(self, error)
+
+    def live(self) -> int:
+        """Sequences the engine is expected to report on."""
+        return len(self._router.routes)
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop both threads; False when one is still inside a call."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # The caller thread ----------------------------------------------------------------------------
+
+    def _call_loop(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            with self._wake:
+                while not (
+                    self._closed or self._submits or self._cancels or self._probe or self.health is not Health.UP
+                ):
+                    self._wake.wait()
+                out = self._out()
+                if self._closed and (out or not self._cancels):
+                    return
+                submits, self._submits = self._submits, []
+                cancels, self._cancels = self._cancels, []
+                probe, self._probe = self._probe, False
+            try:
+                if out:
+                    self._try_to_connect()
+                    retry_s = FIRST_RETRY_S
+                    continue
+                if submits:
+                    self._submit(submits)
+                if cancels:
+                    self._cancel(cancels)
+                if probe:
+                    self._ask_load()
+            except Exception as error:
+                self.declare_down(error)
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closed, retry_s)
+                retry_s = min(LAST_RETRY_S, 2 * retry_s)
+
+    def _out(self) -> bool:
+        return self.health is not Health.UP
+
+    def _call(self, call: Callable[[], object]) -> object:
+        self.call_started_ns = self._clock()
+        try:
+            answer = call()
+        finally:
+            self.call_started_ns = 0
+        self.last_heard_ns = self._clock()
+        return answer
+
+    def _cancel(self, seq_ids: list[int]) -> None:
+        self._call(lambda: self.port.cancel(seq_ids))
+
+    def _ask_load(self) -> None:
+        answer = self._call(self.port.load)
+        assert isinstance(answer, LoadSnapshot)
+        self.load = answer
+
+    def _try_to_connect(self) -> None:
+        self._ask_load()
+        with self._wake:
+            orphans = list(self._orphans)
+        if orphans:
+            self._cancel(orphans)
+        with self._wake:
+            del self._orphans[: len(orphans)]
+            self.health = Health.UP
+        self._events.up(self)
+
+    def _submit(self, tickets: list[Ticket]) -> None:
+        """One call for all. Text states are open and routes known before the engine can answer."""
+        accepted, requests = [], []
+        for ticket in tickets:
+            try:
+                state = self._open_text(ticket)
+            except Exception as error:
+                self._events.refused(self, ticket, _unreadable(error))
+                continue
+            seq_id = self._next_seq_id()
+            with self._desk.lock:
+                if ticket.life.state is not State.DISPATCHED or ticket.link is not self:
+                    continue  # it ended while it was on its way
+                ticket.text_state, ticket.seq_id = state, seq_id
+            accepted.append(ticket)
+            requests.append(_engine_request(ticket, seq_id))
+        if not requests:
+            return
+        with self._wake:
+            if self._out():
+                return  # declared down meanwhile: `down` has dealt with these tickets
+            self._router.routes.update(zip([request.seq_id for request in requests], accepted, strict=True))
+            self._wake.notify_all()  # the reader opens the stream while the call is under way
+        answers = self._call(lambda: self.port.submit(requests))
+        assert isinstance(answers, list)
+        for ticket, request, refusal in zip(accepted, requests, answers, strict=True):
+            if refusal is not None:
+                self._router.routes.pop(request.seq_id, None)
+                self._events.refused(self, ticket, refusal)
+        with self._wake:
+            if self._out():
+                self._orphans.extend(request.seq_id for request in requests)
+
+    def _open_text(self, ticket: Ticket) -> object:
+        request = ticket.request
+        if ticket.prompt_text is None:
+            state = self._text.open(request.input_ids[:0], ())
+            [step] = self._text.push([state], request.input_ids, _count_of(request.input_ids))
+            ticket.prompt_text = step.text + self._text.flush(state)
+        return self._text.open(request.input_ids, request.stop_words)
+
+    # The reader thread ----------------------------------------------------------------------------
+
+    def _read_loop(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or (self.health is Health.UP and self.live() > 0))
+                if self._closed:
+                    return
+            messages = 0
+            try:
+                for batch in self.port.stream():
+                    messages += 1
+                    self.last_heard_ns = self._clock()
+                    self.load = batch.load
+                    self._router.deliver(batch)
+            except Exception as error:
+                self.declare_down(error)
+                continue
+            if messages == 0:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closed, REOPEN_PAUSE_S)
+
+
+def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
+    request = ticket.request
+    return EngineRequest(seq_id, request.input_ids, request.sampling, request.stop_ids, request.bad_words)
+
+
+def _count_of(ids: Int32Array) -> Int32Array:
+    return np.array([len(ids)], dtype=np.int32)
+
+
+def _unreadable(error: Exception) -> EngineFailed:
+    return EngineFailed(f"its text stream could not be opened: {error}")

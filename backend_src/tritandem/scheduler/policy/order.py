@@ -1,0 +1,43 @@
+"""The definition of the order: every rule applied to every waiting request, one pick after the other.
+
+Quadratic and plain on purpose: the scheduler runs `WaitingQueue`, which must give the same sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .ageing import rank
+from .deadline import urgency
+from .fair_share import eligible
+from .waiting import PolicyConfig, Waiting
+
+
+def order(
+    waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int] | None = None
+) -> list[Waiting]:
+    """All of `waiting` in the order in which they would start if they all started now.
+
+    Each pick charges its tenant before the next. `served_tokens`: accounts so far (default: all 0).
+    """
+    accounts = {entry.tenant: 0 for entry in waiting} | dict(served_tokens or {})
+    left, ordered = list(waiting), []
+    while left:
+        best = first(left, now_ns, policy, accounts)
+        accounts[best.tenant] += best.tokens
+        left.remove(best)
+        ordered.append(best)
+    return ordered
+
+
+def first(waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int]) -> Waiting:
+    """The next of `waiting` (not empty): lowest rank, tenant in turn, earliest deadline, earliest arrival."""
+    ranks = [rank(entry.priority, entry.arrived_ns, now_ns, policy.ageing_ns) for entry in waiting]
+    lowest = min(ranks)
+    level = [entry for entry, its_rank in zip(waiting, ranks, strict=True) if its_rank == lowest]
+    if policy.fair_share:
+        turn = set(eligible({entry.tenant for entry in level}, served_tokens, policy.quantum_tokens))
+        level = [entry for entry in level if entry.tenant in turn]
+    return min(
+        level, key=lambda entry: (*urgency(entry.deadline_ns, entry.arrived_ns, entry.head_start_ns), entry.number)
+    )

@@ -1,0 +1,53 @@
+"""Which engine has probably cached the beginning of a prompt: a hint, so a wrong one costs time only.
+
+Owned by the scheduling thread. Remembers chained hashes of the prompts handed to each engine, oldest forgotten
+first; knows nothing about blocks, and nothing about evictions inside the engine.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..contracts import Int32Array
+
+PIECE_TOKENS = 64
+MAX_PIECES = 128  # of one prompt: longer common beginnings do not change the choice
+MAX_REMEMBERED = 32_768
+
+
+def prefix_hashes(prompt_ids: Int32Array) -> list[int]:
+    """Hash i stands for the first (i + 1) * PIECE_TOKENS ids; the last id never counts, it is always computed."""
+    hashes, chain = [], 0
+    for start in range(0, min(len(prompt_ids) - 1, PIECE_TOKENS * MAX_PIECES), PIECE_TOKENS):
+        piece = prompt_ids[start : start + PIECE_TOKENS]
+        if len(piece) < PIECE_TOKENS:
+            break
+        chain = hash((chain, piece.tobytes()))
+        hashes.append(chain)
+    return hashes
+
+
+class PrefixMap:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[int, None] = OrderedDict()
+
+    def cached_tokens(self, hashes: list[int]) -> int:
+        """Length of the longest remembered beginning, in tokens."""
+        pieces = 0
+        for chain in hashes:
+            if chain not in self._seen:
+                break
+            pieces += 1
+        return pieces * PIECE_TOKENS
+
+    def remember(self, hashes: list[int]) -> None:
+        for chain in reversed(hashes):  # the beginning is used last, so that it is forgotten last
+            self._seen[chain] = None
+            self._seen.move_to_end(chain)
+        while len(self._seen) > MAX_REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def clear(self) -> None:
+        self._seen.clear()

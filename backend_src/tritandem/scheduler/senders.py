@@ -1,0 +1,105 @@
+"""Sender threads: take what is pending for one request, make one response of it, hand it to the sink.
+
+A slow path makes responses longer, never fewer tokens a second. Only these threads call `send`, `finish` and
+`fail`; a sink that blocks holds up one of them and never a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ..contracts import Chunk, EngineFailed, TritandemError
+from .desk import Desk, Parcel
+from .lifecycle import ended_by_error
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+
+class Senders:
+    """`on_delivered(ticket)` is called after a request's last response, once."""
+
+    def __init__(
+        self, desk: Desk, threads: int, clock: Callable[[], int], on_delivered: Callable[[Ticket], None]
+    ) -> None:
+        self._desk, self._clock, self._on_delivered = desk, clock, on_delivered
+        self._threads = [
+            threading.Thread(target=self._run, name=f"tritandem-sender-{i}", daemon=True)
+            for i in range(max(1, threads))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        previous: Ticket | None = None
+        while True:
+            parcel = self._desk.take(previous)
+            if parcel is None:
+                return
+            if parcel.ending is None:
+                self._send(parcel)
+                previous = parcel.ticket
+            else:
+                self._last(parcel)
+                previous = None  # it stays in hand: nothing may follow the last response
+                self._on_delivered(parcel.ticket)
+
+    def _send(self, parcel: Parcel) -> None:
+        ticket = parcel.ticket
+        try:
+            ticket.sink.send(self._chunk(parcel))
+        except Exception as error:
+            self._desk.end(ticket, ended_by_error(EngineFailed(f"a response could not be delivered: {error}")))
+            return
+        if ticket.first_sent_ns == 0:
+            ticket.first_sent_ns = self._clock()
+
+    def _last(self, parcel: Parcel) -> None:
+        ticket, ending = parcel.ticket, parcel.ending
+        assert ending is not None
+        try:
+            if ending.error is None:
+                if ticket.first_sent_ns == 0:
+                    ticket.first_sent_ns = self._clock()
+                ticket.sink.finish(self._chunk(parcel))
+            else:
+                if parcel.texts:
+                    ticket.sink.send(self._chunk(parcel))
+                ticket.sink.fail(ending.error)
+        except Exception as error:
+            log.warning("request %s: its last response could not be delivered: %s", ticket.request.request_id, error)
+            self._give_up(ticket, ending.error, error)
+
+    def _give_up(self, ticket: Ticket, ending_error: TritandemError | None, cause: Exception) -> None:
+        """The sink refused the end: one more try with the smallest possible response."""
+        try:
+            ticket.sink.fail(ending_error or EngineFailed(f"the last response could not be delivered: {cause}"))
+        except Exception as error:
+            log.error("request %s: the sink is broken: %s", ticket.request.request_id, error)
+
+    def _chunk(self, parcel: Parcel) -> Chunk:
+        ticket, ending = parcel.ticket, parcel.ending
+        text = "".join(parcel.texts)
+        if ticket.prompt_text:
+            text, ticket.prompt_text = ticket.prompt_text + text, ""
+        ended_well = ending is not None and ending.error is None
+        return Chunk(
+            text=text,
+            num_output_tokens=parcel.tokens,
+            finish_reason=ending.reason if ending is not None else None,
+            outcome=ending.outcome if ended_well and ending is not None else None,
+            num_input_tokens=len(ticket.request.input_ids),
+            cached_tokens=ticket.cached_tokens,
+            cumulative_logprob=parcel.cumulative_logprob,
+            logprobs=parcel.logprobs,
+            stamps=ticket.stamps(self._clock()) if ended_well else None,
+        )

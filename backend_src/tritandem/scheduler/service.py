@@ -1,0 +1,236 @@
+"""The scheduler: from `submit` to exactly one end per request.
+
+Owns, on its scheduling thread, the waiting queue, every engine's book and all timers; other threads reach it
+through a mailbox. Sender, reader, caller and watch threads live in their own files. Knows nothing about Triton,
+torch, or what text looks like.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..config import SchedulerConfig
+from ..contracts import EngineFailed, EnginePort, GenerationRequest, ResponseSink
+from .cancel_watch import CancelWatch
+from .core import SchedulerCore
+from .delivery import TokenRouter
+from .desk import Desk
+from .engine_link import EngineLink, LinkEvents
+from .lifecycle import CLIENT_GONE, STOPPED_BY_ID, ended_by_error
+from .ports import FinishedRequest, Observer, SchedulerSnapshot, TextStreamsPort
+from .senders import Senders
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+CLOSE_PATIENCE_S = 3.0  # an idle engine stream ends by itself after about a second
+
+
+class SchedulerService:
+    """One per process. All public methods may be called from any thread.
+
+    `clock` gives monotonic ns and is replaced in tests only.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EnginePort],
+        text: TextStreamsPort,
+        config: SchedulerConfig,
+        observer: Observer | None = None,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._config, self._observer, self._clock = config, observer, clock
+        self._mail: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._open: dict[int, Ticket] = {}  # received, last response not yet out
+        self._by_id: dict[str, list[Ticket]] = {}
+        self._all_done = threading.Condition()  # guards _open, _by_id
+        self._numbers = itertools.count()
+        self._draining = self._closed = self._started = False
+
+        self._desk = Desk(config.max_buffered_chars, lambda ticket: self._post(lambda: self._core.ended(ticket)))
+        self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered)
+        self._watch = CancelWatch(config.cancel_poll_s, lambda ticket: self._desk.end(ticket, CLIENT_GONE))
+        events = LinkEvents(
+            up=lambda link: self._post(lambda: self._core.engine_up(link)),
+            down=lambda link, error: self._post(lambda: self._core.engine_down(link, error, self._clock())),
+            refused=lambda link, ticket, error: self._post(
+                lambda: self._core.refused(link, ticket, error, self._clock())
+            ),
+        )
+        seq_ids = itertools.count(1)
+        links = []
+        for port in engines:
+            router = TokenRouter(text, self._desk, lambda ticket: self._post(lambda: self._core.first_token(ticket)))
+            links.append(EngineLink(port, text, self._desk, router, lambda: next(seq_ids), events, clock))
+        self._core = SchedulerCore(links, self._desk, config, clock())
+        self._thread = threading.Thread(target=self._run, name="tritandem-scheduler", daemon=True)
+
+    # Life -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all threads and connect to the engines in the background; `ready` tells when one answers."""
+        self._started = True
+        self._core.started(self._clock())
+        self._senders.start()
+        self._watch.start()
+        for link in self._core.links:
+            link.start()
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, wait for all others to end. True when none is left."""
+        self._draining = True
+        self._post(self._core.drain)
+        with self._all_done:
+            return self._all_done.wait_for(lambda: not self._open, timeout_s)
+
+    def close(self) -> None:
+        """End whatever is left as FAILED, deliver that, and stop all threads. Call `drain` first to be gentle."""
+        self._draining = True
+        self._post(self._core.drain)
+        with self._all_done:
+            left = list(self._open.values())
+        for ticket in left:
+            self._desk.end(ticket, ended_by_error(EngineFailed("the server shut down before the answer was complete")))
+        with self._all_done:
+            self._all_done.wait_for(lambda: not self._open, CLOSE_PATIENCE_S)
+        stuck = [] if self._watch.close(CLOSE_PATIENCE_S) else ["cancel watch"]
+        self._ask(lambda: None)  # every cancel that follows from the ends above is with its engine's link now
+        stuck += [link.name for link in self._core.links if not link.close(CLOSE_PATIENCE_S)]
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        if self._started:
+            self._thread.join(CLOSE_PATIENCE_S)
+        self._desk.close()
+        if self._started and not self._senders.join(CLOSE_PATIENCE_S):
+            stuck.append("senders")
+        if stuck:
+            log.warning("still busy at close: %s", ", ".join(stuck))
+
+    # Requests -------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest, sink: ResponseSink) -> None:
+        """Take a request. Never blocks and never raises: whatever happens, it ends once through `sink`."""
+        ticket = Ticket(next(self._numbers), request, sink, self._clock())
+        with self._all_done:
+            self._open[ticket.number] = ticket
+            if request.request_id:
+                self._by_id.setdefault(request.request_id, []).append(ticket)
+        if self._closed:
+            self._desk.end(ticket, ended_by_error(EngineFailed("the server is shut down")))
+            return
+        self._post(lambda: self._core.arrived(ticket, self._clock()))
+        self._watch.watch(ticket)
+
+    def stop(self, request_id: str) -> bool:
+        """End the open request(s) of this id as STOPPED, with the text so far. False: there is none."""
+        with self._all_done:
+            tickets = list(self._by_id.get(request_id, ()))
+        ended = [self._desk.end(ticket, STOPPED_BY_ID) for ticket in tickets]
+        return any(ended)
+
+    # State ----------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether a new request would be taken: not draining, and an engine answers."""
+        return self._started and not self._draining and not self._closed and self._core.any_up()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return self._core.snapshot(self.ready(), self._draining, len(self._open))
+
+    def check_integrity(self) -> None:
+        """Compare all books with each other. Raises AssertionError naming what does not add up."""
+        if not self._started or self._closed:
+            return
+        with self._all_done:
+            open_tickets = dict(self._open)
+        self._ask(lambda: self._core.check_integrity(open_tickets))
+
+    # Threads --------------------------------------------------------------------------------------
+
+    def _post(self, message: Callable[[], None]) -> None:
+        with self._wake:
+            self._mail.append(message)
+            self._wake.notify()
+
+    def _ask(self, question: Callable[[], None]) -> None:
+        """Run on the scheduling thread, wait, and raise here what it raised there."""
+        done = threading.Event()
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                question()
+            except BaseException as error:
+                raised.append(error)
+            done.set()
+
+        self._post(run)
+        if self._started and done.wait(CLOSE_PATIENCE_S) and raised:
+            raise raised[0]
+
+    def _run(self) -> None:
+        next_gauges_ns = self._clock()
+        while True:
+            pause_s = self._core.pause_s(self._clock())
+            with self._wake:
+                if not self._mail and pause_s > 0 and not self._closed:
+                    self._wake.wait(pause_s)
+                if self._closed and not self._mail:
+                    return
+                mail, self._mail = self._mail, deque()
+            for message in mail:
+                self._guard(message)
+            now_ns = self._clock()
+            self._guard(lambda now_ns=now_ns: self._core.work(now_ns))  # type: ignore[misc]
+            if self._observer is not None and now_ns >= next_gauges_ns:
+                next_gauges_ns = now_ns + 1_000_000_000
+                self._guard(lambda observer=self._observer: observer.gauges(self.snapshot()))  # type: ignore[misc]
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        """A bug in one step must not end the scheduling thread, on which every request depends."""
+        try:
+            step()
+        except Exception:
+            log.exception("the scheduling thread goes on after")
+
+    def _delivered(self, ticket: Ticket) -> None:
+        """A sender is done with a request for good."""
+        record = self._record(ticket)
+        with self._all_done:
+            del self._open[ticket.number]
+            same_id = self._by_id.get(ticket.request.request_id)
+            if same_id is not None:
+                same_id.remove(ticket)
+                if not same_id:
+                    del self._by_id[ticket.request.request_id]
+            if not self._open:
+                self._all_done.notify_all()
+        if self._observer is not None:
+            self._guard(lambda observer=self._observer: observer.finished(record))  # type: ignore[misc]
+
+    def _record(self, ticket: Ticket) -> FinishedRequest:
+        request, ending = ticket.request, ticket.life.ending
+        assert ending is not None
+        return FinishedRequest(
+            request_id=request.request_id,
+            outcome=ending.outcome,
+            priority=request.priority,
+            tenant=request.tenant,
+            stamps=ticket.stamps(self._clock()),
+            num_input_tokens=len(request.input_ids),
+            num_output_tokens=ticket.delivered_tokens,
+            cached_tokens=ticket.cached_tokens,
+            num_responses=ticket.responses,
+            engine=ticket.engine_name,
+            error="" if ending.error is None else ending.error.public_message(),
+        )

@@ -1,0 +1,107 @@
+"""One request inside the scheduler, with the owner of every field.
+
+`received` fields never change. `placement` belongs to the scheduling thread. Everything else is guarded by the
+delivery desk's lock, except `text_state`, which the caller thread of the request's engine sets before the
+engine knows the sequence and the reader thread of that engine uses after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..contracts import GenerationRequest, Int64Array, ResponseSink, Stamps, TokenLogprob
+from .lifecycle import Life
+from .policy.waiting import Waiting
+
+if TYPE_CHECKING:
+    from .engine_link import EngineLink
+
+NO_SEQUENCE = -1
+
+
+class Ticket:
+    """From `submit` to the observer's line."""
+
+    __slots__ = (
+        "blank",
+        "cached_tokens",
+        "chars",
+        "cumulative_logprob",
+        "deadline_ns",
+        "delivered_tokens",
+        "dispatched_ns",
+        "engine_name",
+        "engine_stamps",
+        "entry",
+        "first_sent_ns",
+        "life",
+        "link",
+        "logprobs",
+        "number",
+        "prefilling",
+        "prefix_hashes",
+        "prompt_text",
+        "queued",
+        "received_ns",
+        "request",
+        "responses",
+        "sending",
+        "seq_id",
+        "sink",
+        "submissions",
+        "text_state",
+        "texts",
+        "tokens",
+        "wants_logprobs",
+    )
+
+    def __init__(self, number: int, request: GenerationRequest, sink: ResponseSink, received_ns: int) -> None:
+        # received
+        self.number, self.request, self.sink = number, request, sink
+        self.received_ns = request.received_ns or received_ns
+        output = request.output
+        self.wants_logprobs = output.logprobs or output.cumulative_logprob
+        self.deadline_ns = request.deadline_ns
+        # placement
+        self.entry: Waiting | None = None  # set when it is admitted
+        self.link: EngineLink | None = None
+        self.submissions = 0
+        self.dispatched_ns = 0
+        self.prefilling = False  # handed over, no token yet
+        self.prefix_hashes: list[int] = []
+        # desk
+        self.life = Life()
+        self.engine_name = ""
+        self.queued = self.sending = False  # in a ready queue; in a sender's hands
+        self.first_sent_ns = 0
+        self.responses = self.delivered_tokens = 0
+        self.text_state: Any = None
+        self.prompt_text = "" if output.exclude_input else request.prompt_text  # None: still to be made from the ids
+        self.reset_answer()
+
+    def reset_answer(self) -> None:
+        """Nothing of an answer yet; also when a request moves to another engine. Under the desk's lock."""
+        self.seq_id = NO_SEQUENCE
+        self.blank = True  # no token has arrived
+        self.texts: list[str] = []  # not yet taken by a sender
+        self.chars = 0
+        self.tokens = 0
+        self.logprobs: list[TokenLogprob] = []
+        self.cumulative_logprob = 0.0
+        self.cached_tokens = 0
+        self.engine_stamps: Int64Array | None = None  # [4], see TokenBatch.stamps_ns
+
+    def stamps(self, finished_ns: int) -> Stamps:
+        engine = [0, 0, 0, 0] if self.engine_stamps is None else self.engine_stamps.tolist()
+        accepted, prefill_start, first, last = engine
+        return Stamps(
+            received_ns=self.received_ns,
+            tokenized_ns=self.request.tokenized_ns,
+            dispatched_ns=self.dispatched_ns,
+            accepted_ns=accepted,
+            prefill_start_ns=prefill_start,
+            first_token_ns=first,
+            last_token_ns=last,
+            first_sent_ns=self.first_sent_ns,
+            finished_ns=finished_ns,
+        )

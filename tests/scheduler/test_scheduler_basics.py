@@ -1,0 +1,31 @@
+"""Claims: submit -> dispatch -> stream -> sink, in the simplest cases."""
+
+from __future__ import annotations
+
+from conftest import Start, request
+from fakes.engine_port import FakeEngine, answer_tokens
+from fakes.sinks import RecordingSink
+from fakes.text_streams import text_of
+from tritandem.contracts import FinishReason, Outcome, OutputOptions
+
+
+def test_an_answer_arrives_whole_and_ends_once(start: Start) -> None:
+    running = start([FakeEngine()])
+    sink = RecordingSink()
+    running.service.submit(request(7, max_tokens=20, output=OutputOptions(stream=True)), sink)
+    sink.wait_end()
+    assert sink.text == text_of(answer_tokens(7, 20))
+    assert sink.num_tokens == 20
+    last = sink.chunks[-1]
+    assert (last.finish_reason, last.outcome) == (FinishReason.LENGTH, Outcome.COMPLETED)
+    assert last.stamps is not None
+    assert last.stamps.dispatched_ns > 0
+
+
+def test_without_streaming_there_is_exactly_one_response(start: Start) -> None:
+    running = start([FakeEngine()])
+    sink = RecordingSink()
+    running.service.submit(request(7, max_tokens=20), sink)
+    sink.wait_end()
+    assert len(sink.chunks) == 1
+    assert sink.text == text_of(answer_tokens(7, 20))
