@@ -1,22 +1,14 @@
-"""Plug: Triton's model `engine` is `tritandem.triton_io.engine_plug` over an EngineService."""
+"""Plug: Triton's model `engine` is `tritandem.triton_io.engine_plug`.
 
-import dataclasses
-import json
-
-import triton_python_backend_utils as pb_utils
-from tritandem.config import config_from_environment, model_folder_from_environment
-from tritandem.engine.service import build_engine
-from tritandem.triton_io.engine_plug import EnginePlug
+Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
+"""
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        config = config_from_environment().engine
-        device = json.loads(args["model_config"])["parameters"]["device"]["string_value"]
-        if device:
-            config = dataclasses.replace(config, device=device)
-        service = build_engine(model_folder_from_environment(), config, pb_utils.Logger.log_info)
-        self._plug = EnginePlug(service, config.stream_idle_s)
+        from tritandem.triton_io.start import start_engine
+
+        self._plug = start_engine(args)
 
     def execute(self, requests):
         self._plug.execute(requests)

@@ -1,14 +1,14 @@
-"""Plug: Triton's model `tokenizer` is `tritandem.triton_io.tokenizer_plug`."""
+"""Plug: Triton's model `tokenizer` is `tritandem.triton_io.tokenizer_plug`.
 
-from tritandem.config import config_from_environment, model_folder_from_environment
-from tritandem.tokenizer import load_tokenizer
-from tritandem.triton_io.tokenizer_plug import TokenizerPlug
+Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
+"""
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        config = config_from_environment().tokenizer
-        self._plug = TokenizerPlug(load_tokenizer(model_folder_from_environment(), config))
+        from tritandem.triton_io.start import start_tokenizer
+
+        self._plug = start_tokenizer()
 
     def execute(self, requests):
         self._plug.execute(requests)

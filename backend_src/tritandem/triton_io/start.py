@@ -1,0 +1,134 @@
+"""Builds what stands behind each model when Triton initialises it: configuration, services, log.
+
+The only place where the plugs meet the rooms below. Runs on the stub's main thread; a model is ready, and
+with it the server, when its function returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ..config import SchedulerConfig, config_from_environment, model_folder_from_environment
+from ..contracts import EngineFailed, EnginePort, PriorityClass
+from .request_decoder import ModelLimits
+
+if TYPE_CHECKING:
+    from ..tokenizer import TextStreams, TextTokenizer
+    from .engine_plug import EnginePlug
+    from .scheduler_plug import SchedulerPlug
+    from .tokenizer_plug import TokenizerPlug
+
+
+def start_tokenizer() -> TokenizerPlug:
+    """Raises ConfigError."""
+    from ..tokenizer import load_tokenizer
+    from .tokenizer_plug import TokenizerPlug
+
+    log_to_triton()
+    return TokenizerPlug(load_tokenizer(model_folder_from_environment(), config_from_environment().tokenizer))
+
+
+def start_engine(args: Mapping[str, str]) -> EnginePlug:
+    """Loads the model and runs it once, with progress in the log. Raises ConfigError."""
+    from ..engine.service import build_engine
+    from .engine_plug import EnginePlug
+
+    log_to_triton()
+    config = config_from_environment().engine
+    device = model_parameter(args, "device")
+    if device:
+        config = dataclasses.replace(config, device=device)
+    name = args["model_name"]
+    service = build_engine(
+        model_folder_from_environment(), config, lambda message: pb_utils.Logger.log_info(f"{name}: {message}")
+    )
+    return EnginePlug(service, config.stream_idle_s)
+
+
+def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
+    """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
+    from ..scheduler.service import SchedulerService
+    from ..tokenizer import load_tokenizer
+    from .bls_engine import BlsEngine
+    from .bls_tokenizer import BlsTokenizer
+    from .scheduler_plug import SchedulerPlug
+
+    log_to_triton()
+    config = config_from_environment()
+    tokenizer = load_tokenizer(model_folder_from_environment(), config.tokenizer)
+    names = [name.strip() for name in model_parameter(args, "engines").split(",")]
+    engines: list[EnginePort] = [BlsEngine(name) for name in names]
+    streams = tokenizer.streams()
+    return SchedulerPlug(
+        SchedulerService(engines, streams, config.scheduler),
+        BlsTokenizer(),
+        lambda: ask_limits(engines, tokenizer, config.scheduler),
+        lambda token_id: token_text(streams, token_id),
+        config.scheduler.drain_timeout_s,
+    )
+
+
+def ask_limits(engines: list[EnginePort], tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:
+    """The limits of the first engine that answers. Raises EngineFailed when none does."""
+    failure = EngineFailed("no engine is configured")
+    for engine in engines:
+        try:
+            load = engine.load()
+        except EngineFailed as error:
+            failure = error
+            continue
+        return ModelLimits(
+            max_context_tokens=load.max_context_tokens,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=tuple(tokenizer.end_ids),
+            default_max_tokens=config.default_max_tokens,
+            default_priority=PriorityClass[config.default_priority.upper()],
+            default_deadline_s=config.default_deadline_s,
+            encode_word=tokenizer.encode_word,
+        )
+    raise failure
+
+
+def token_text(streams: TextStreams, token_id: int) -> str:
+    """One token by itself, for log-probabilities."""
+    state = streams.open(np.empty(0, np.int32))
+    [step] = streams.push([state], np.array([token_id], np.int32), np.ones(1, np.int32))
+    return step.text + streams.flush(state)
+
+
+def model_parameter(args: Mapping[str, str], name: str) -> str:
+    """A parameter of config.pbtxt, "" when it is not there."""
+    parameters = json.loads(args["model_config"]).get("parameters", {})
+    value: str = parameters.get(name, {}).get("string_value", "")
+    return value
+
+
+class _TritonHandler(logging.Handler):
+    """Python's log records into Triton's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            pb_utils.Logger.log_error(text)
+        elif record.levelno >= logging.WARNING:
+            pb_utils.Logger.log_warn(text)
+        else:
+            pb_utils.Logger.log_info(text)
+
+
+def log_to_triton() -> None:
+    """Everything that the rooms log, from INFO on, appears in the server's log."""
+    logger = logging.getLogger("tritandem")
+    if not logger.handlers:
+        handler = _TritonHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

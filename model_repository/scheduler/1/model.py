@@ -1,0 +1,17 @@
+"""Plug: Triton's model `scheduler` is `tritandem.triton_io.scheduler_plug`.
+
+Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
+"""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        from tritandem.triton_io.start import start_scheduler
+
+        self._plug = start_scheduler(args)
+
+    def execute(self, requests):
+        self._plug.execute(requests)
+
+    def finalize(self):
+        self._plug.close()
