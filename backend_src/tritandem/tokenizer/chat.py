@@ -23,9 +23,8 @@ class ChatRenderer:
 
     def __init__(self, source: TokenizerSource) -> None:
         self._renderer = source.renderer
-        template = getattr(source.renderer, "chat_template", None)
-        self._has_template = bool(template)
-        self.control_tokens = control_tokens(source.added_tokens, template)
+        self._has_template = bool(template_text(source))
+        self.control_tokens = control_tokens(source)
         parameters = inspect.signature(source.renderer.apply_chat_template).parameters
         self._reserved = frozenset(parameters) | {"messages"}
 
@@ -101,7 +100,16 @@ def check_message(field: str, message: object, control: Sequence[AddedToken]) ->
             raise InvalidRequest(f"{field}.content[{index}]", part, "an object with a type")
 
 
-def control_tokens(added: Sequence[AddedToken], template: object) -> tuple[AddedToken, ...]:
+def template_text(source: TokenizerSource) -> str:
+    """The chat template, or all of several named ones; empty without any."""
+    return "\0".join(strings_in(getattr(source.renderer, "chat_template", None)))
+
+
+def control_tokens(source: TokenizerSource) -> tuple[AddedToken, ...]:
     """The tokens that steer the model: the special ones, and others that the template itself writes."""
-    text = "\0".join(strings_in(template))
-    return tuple(token for token in added if token.special or (token.content in text and not token.content.isspace()))
+    text = template_text(source)
+    return tuple(
+        token
+        for token in source.added_tokens
+        if token.special or (token.content in text and not token.content.isspace())
+    )

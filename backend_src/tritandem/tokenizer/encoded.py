@@ -6,10 +6,19 @@ Owns the result types of this room. Knows nothing about engines, threads or file
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..contracts import Int32Array
 
 ENGINES = ("fast", "pieces", "whole", "prefix_cache")
+
+
+class Ids(NamedTuple):
+    """What an engine gave: int32 ids [n], the engine's name (one of ENGINES), how many ids the prefix cache knew."""
+
+    ids: Int32Array
+    engine: str
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ..contracts import Int32Array, InvalidRequest
+from ..contracts import Int32Array
 from .segments import Segment
 from .source import AddedToken, TokenizerSource, tokenizer_from_spec
 from .whole import WholeEncoder
+
+
+class ControlTokenSpelled(Exception):
+    """A vocabulary merged a control token out of plain characters, as some converted SentencePiece ones can."""
 
 
 class PlainEncoder:
@@ -39,12 +43,12 @@ class PlainEncoder:
         )
 
     def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
-        """int32 [n]; BOS and EOS are added as the reference would, the text itself gives no control token."""
+        """int32 [n]; BOS and EOS are added as the reference would. Raises ControlTokenSpelled."""
         ids = self._checked(self._at_start.encode(text, False))
         return self._at_start.encode(text, True) if add_special_tokens else ids
 
     def encode_segments(self, segments: Sequence[Segment]) -> Int32Array:
-        """int32 [n] of control tokens and plain text in turn."""
+        """int32 [n] of control tokens and plain text in turn. Raises ControlTokenSpelled."""
         parts = []
         for index, segment in enumerate(segments):
             if segment.control_id is not None:
@@ -55,11 +59,9 @@ class PlainEncoder:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
     def _checked(self, ids: Int32Array) -> Int32Array:
-        """Some converted SentencePiece vocabularies can merge a control token out of its characters: refuse those."""
         found = ids[np.isin(ids, self._control_ids)]
         if len(found):
-            given = f"text that spells the control token {self._control[int(found[0])]!r}"
-            raise InvalidRequest("text", given, "text this vocabulary can write without control tokens")
+            raise ControlTokenSpelled(f"text that spells the control token {self._control[int(found[0])]!r}")
         return ids
 
 

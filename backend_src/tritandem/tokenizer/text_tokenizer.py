@@ -1,27 +1,28 @@
-"""Text to ids: chooses an engine for every text, keeps short texts ahead of long ones, counts.
+"""Text to ids for one model: keeps short texts ahead of long ones, renders chats, counts.
 
-Owns the thread pool for long texts and the order in which engines are tried. Knows nothing about requests or
-Triton. Every method may be called from any thread.
+Owns the threads in which long texts wait for their engine. Knows nothing about requests or Triton. Every method
+may be called from any thread.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from ..config import TokenizerConfig
-from ..contracts import InvalidRequest
+from ..contracts import InvalidRequest, TritandemError
 from .chat import ChatRenderer
 from .counters import Counters
-from .encoded import Encoded, TokenizerStats
+from .encoded import Encoded, Ids, TokenizerStats
 from .engines import Engines
-from .limits import check_text, check_tokens, longest_token_chars
+from .jobs import Job, run_jobs
+from .limits import longest_token_chars
 from .placement import cores_given, encode_threads
 from .source import TokenizerSource
 from .text_streams import TextStreams
+
+Encode = Callable[[Sequence[str]], Sequence[Ids]]
 
 
 class TextTokenizer:
@@ -33,10 +34,8 @@ class TextTokenizer:
         self._counters = Counters()
         self._engines = Engines(source, config, self._counters)
         self._chat = ChatRenderer(source)
-        self._threads = encode_threads(config.threads, cores_given())
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="encode")
-        tokenizer = self._engines.reference
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._pool = ThreadPoolExecutor(encode_threads(config.threads, cores_given()), thread_name_prefix="encode")
+        self.vocab_size = self._engines.reference.get_vocab_size(with_added_tokens=True)
         self.end_ids = source.end_ids
         self.bos_id = source.bos_id
         self.special_ids = frozenset(token.id for token in source.added_tokens if token.special)
@@ -44,49 +43,44 @@ class TextTokenizer:
 
     # -- text ------------------------------------------------------------------------------------
 
-    def submit(
+    def submit_batch(
         self,
-        text: str,
+        texts: Sequence[str],
         *,
         add_special_tokens: bool = True,
-        max_tokens: int | None = None,
         parse_special_tokens: bool = True,
+        max_tokens: int | None = None,
         field: str = "text_input",
-    ) -> Future[Encoded]:
-        """Encode one text; short ones are done when this returns, long ones run in the pool.
+    ) -> list[Future[Encoded]]:
+        """One future a text. Short texts are encoded here, in one call; long ones in the pool, shortest first.
 
-        With `parse_special_tokens` off, `<|im_end|>` and its like in the text are plain text. The future raises
-        InvalidRequest naming `field` for lone surrogates and for more than `max_tokens` tokens.
+        With `parse_special_tokens` off, `<|im_end|>` and its like in a text are plain text. A future raises
+        InvalidRequest naming `field` for a lone surrogate or more than `max_tokens` tokens, and EngineFailed when
+        the tokenizer itself breaks; neither concerns any other text.
         """
 
-        def encode(queued_ns: int) -> Encoded:
-            ids, engine, cached = self._engines.encode(text, add_special_tokens, parse_special_tokens)
-            check_tokens(field, len(ids), max_tokens)
-            return Encoded(ids, engine, cached, queued_ns)
+        def encode(some: Sequence[str]) -> Sequence[Ids]:
+            return self._engines.encode_batch(some, add_special_tokens, parse_special_tokens)
 
-        def check() -> None:
-            check_text(field, text, max_tokens, self.longest_token_chars)
+        jobs = [Job(text, field, max_tokens, self._counters) for text in texts]
+        self._start([job for job in jobs if job.accepted(self.longest_token_chars)], encode)
+        return [job.future for job in jobs]
 
-        return self._start(check, encode, long=len(text) > self._config.inline_chars)
-
-    def submit_batch(self, texts: Sequence[str], **options: Any) -> list[Future[Encoded]]:
-        """`submit` for each text, the long ones handed to the pool last, so that they delay no short one."""
-        futures: dict[int, Future[Encoded]] = {}
-        for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
-            futures[index] = self.submit(texts[index], **options)
-        return [futures[index] for index in range(len(texts))]
+    def submit(self, text: str, **options: Any) -> Future[Encoded]:
+        """`submit_batch` for one text."""
+        return self.submit_batch([text], **options)[0]
 
     def encode(self, text: str, **options: Any) -> Encoded:
-        """As `submit`, waiting for the result. Raises InvalidRequest."""
+        """As `submit`, waiting for the result. Raises InvalidRequest or EngineFailed."""
         return self.submit(text, **options).result()
 
-    def encode_batch(self, texts: Sequence[str], **options: Any) -> list[Encoded | InvalidRequest]:
-        """One entry a text, in order; a text that is refused harms no other."""
-        results: list[Encoded | InvalidRequest] = []
+    def encode_batch(self, texts: Sequence[str], **options: Any) -> list[Encoded | TritandemError]:
+        """As `submit_batch`, waiting for all results; one entry a text, in order."""
+        results: list[Encoded | TritandemError] = []
         for future in self.submit_batch(texts, **options):
             try:
                 results.append(future.result())
-            except InvalidRequest as error:
+            except TritandemError as error:
                 results.append(error)
         return results
 
@@ -106,7 +100,7 @@ class TextTokenizer:
     ) -> str:
         """The prompt as `transformers` renders it. Raises InvalidRequest naming the message that is wrong.
 
-        Text that a user wrote cannot be told from the template's any more: encode chats with `encode_chat`.
+        What a user wrote cannot be told from the template's own text any more: encode chats with `encode_chat`.
         """
         return self._chat.render(messages, add_generation_prompt, tools, variables)
 
@@ -121,34 +115,28 @@ class TextTokenizer:
     ) -> Future[Encoded]:
         """Render and encode a conversation; the template's control tokens are tokens, those in messages plain text.
 
-        With `escape_special_tokens_in_chat` off, the ids equal `apply_chat_template(..., tokenize=True)` whatever the
-        messages hold. The future raises InvalidRequest.
+        With `escape_special_tokens_in_chat` off, the ids equal `apply_chat_template(..., tokenize=True)` whatever
+        the messages hold. The future raises InvalidRequest or EngineFailed.
         """
-        if not self._config.escape_special_tokens_in_chat:
-            try:
-                text = self._chat.render(messages, add_generation_prompt, tools, variables)
-            except InvalidRequest as error:
-                return _failed(error)
-            return self.submit(text, add_special_tokens=False, max_tokens=max_tokens, field="messages")
+        segments = None
         try:
-            text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
+            if self._config.escape_special_tokens_in_chat:
+                text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
+            else:
+                text = self._chat.render(messages, add_generation_prompt, tools, variables)
         except InvalidRequest as error:
-            return _failed(error)
+            refused = Job("", "messages", None, self._counters)
+            refused.fail(error)
+            return refused.future
         if segments is None:
             return self.submit(text, add_special_tokens=False, max_tokens=max_tokens, field="messages")
-
-        def encode(queued_ns: int) -> Encoded:
-            ids, engine = self._engines.encode_segments(segments)
-            check_tokens("messages", len(ids), max_tokens)
-            return Encoded(ids, engine, 0, queued_ns)
-
-        def check() -> None:
-            check_text("messages", text, max_tokens, self.longest_token_chars)
-
-        return self._start(check, encode, long=len(text) > self._config.inline_chars)
+        job = Job(text, "messages", max_tokens, self._counters)
+        if job.accepted(self.longest_token_chars):
+            self._start([job], lambda _: [self._engines.encode_segments(segments)])
+        return job.future
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
-        """As `submit_chat`, waiting for the result. Raises InvalidRequest."""
+        """As `submit_chat`, waiting for the result. Raises InvalidRequest or EngineFailed."""
         return self.submit_chat(messages, **options).result()
 
     # -- the rest --------------------------------------------------------------------------------
@@ -158,6 +146,7 @@ class TextTokenizer:
         return TextStreams(self._source)
 
     def stats(self) -> TokenizerStats:
+        """Counters for metrics."""
         return self._counters.snapshot(**self._engines.present())
 
     def close(self) -> None:
@@ -165,38 +154,8 @@ class TextTokenizer:
         self._pool.shutdown(wait=True)
         self._engines.close()
 
-    def _start(self, check: Callable[[], None], encode: Callable[[int], Encoded], long: bool) -> Future[Encoded]:
-        """Run `check` and then `encode(ns it waited)`: here when short, in the pool when long."""
-        future: Future[Encoded] = Future()
-        submitted_ns = time.monotonic_ns()
-        self._counters.entered()
-
-        def run() -> None:
-            try:
-                begun_ns = time.monotonic_ns()
-                result = encode(begun_ns - submitted_ns)
-                result = replace(result, encode_ns=time.monotonic_ns() - begun_ns)
-            except BaseException as error:
-                self._counters.refused()
-                future.set_exception(error)
-            else:
-                self._counters.encoded(result)
-                future.set_result(result)
-
-        try:
-            check()
-        except InvalidRequest as error:
-            self._counters.refused()
-            future.set_exception(error)
-            return future
-        if long:
-            self._pool.submit(run)
-        else:
-            run()
-        return future
-
-
-def _failed(error: InvalidRequest) -> Future[Encoded]:
-    future: Future[Encoded] = Future()
-    future.set_exception(error)
-    return future
+    def _start(self, jobs: Sequence[Job], encode: Encode) -> None:
+        short = [job for job in jobs if len(job.text) <= self._config.inline_chars]
+        run_jobs(short, encode)
+        for job in sorted(jobs, key=lambda job: len(job.text))[len(short) :]:
+            self._pool.submit(run_jobs, [job], encode)
