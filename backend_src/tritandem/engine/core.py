@@ -71,7 +71,7 @@ class EngineCore:
 
     def cancel(self, seq_ids: Iterable[int]) -> None:
         """End sequences early; unknown ids are ignored."""
-        self._end_all([self._live[i] for i in seq_ids if i in self._live], FinishCode.CANCELLED)
+        self._end_all([self._live[i] for i in set(seq_ids) if i in self._live], FinishCode.CANCELLED)
 
     def fail_all(self, message: str) -> None:
         """End every sequence: the runner or the core itself broke."""

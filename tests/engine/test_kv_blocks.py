@@ -1,0 +1,85 @@
+"""The block pool loses nothing, hands nothing out twice, and finds what it was told."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from tritandem.engine.kv_blocks import ROOT_HASH, BlockPool, chain_hash
+
+
+def test_the_null_block_is_never_handed_out() -> None:
+    assert sorted(BlockPool(9).allocate(8)) == list(range(1, 9))
+
+
+def test_allocating_more_than_is_free_is_a_defect() -> None:
+    pool = BlockPool(4)
+    assert not pool.can_allocate(4)
+    with pytest.raises(AssertionError, match="4 blocks asked for, 3 free"):
+        pool.allocate(4)
+
+
+def test_freeing_twice_is_a_defect() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(1)
+    pool.free(blocks)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.free(blocks)
+
+
+def test_a_hash_names_the_content_and_everything_before_it() -> None:
+    a, b = np.array([1, 2], np.int32), np.array([3, 4], np.int32)
+    assert chain_hash(chain_hash(ROOT_HASH, a), b) == chain_hash(chain_hash(ROOT_HASH, a), b.copy())
+    assert chain_hash(chain_hash(ROOT_HASH, a), b) != chain_hash(ROOT_HASH, b)
+    assert chain_hash(ROOT_HASH, a) != chain_hash(ROOT_HASH, b)
+
+
+def test_the_longest_unused_content_is_given_up_first_and_tails_before_heads() -> None:
+    pool = BlockPool(5)
+    old, new = pool.allocate(2), pool.allocate(2)
+    for block, name in zip(old + new, (b"a", b"b", b"c", b"d"), strict=True):
+        pool.register(block, name)
+    pool.free(old)
+    pool.free(new)
+    assert pool.allocate(1) == [old[1]]
+    assert pool.lookup([b"a", b"b"]) == old[:1]
+    assert pool.lookup([b"c", b"d"]) == new
+    assert pool.evicted_blocks == 1
+
+
+def test_a_shared_block_outlives_its_first_owner() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(1)
+    pool.register(blocks[0], b"a")
+    pool.share(pool.lookup([b"a"]))
+    pool.free(blocks)
+    assert pool.free_blocks == 1
+    pool.free(blocks)
+    assert pool.free_blocks == 2
+    assert pool.hit_blocks == 1
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_random_walk_keeps_every_block_in_one_place(prefix_cache: bool) -> None:
+    rng = random.Random(11)
+    pool = BlockPool(20, prefix_cache)
+    held: list[list[int]] = []
+    for _ in range(2000):
+        action = rng.random()
+        if action < 0.4 and pool.can_allocate(count := rng.randint(1, 4)):
+            held.append(pool.allocate(count))
+        elif action < 0.6 and held:
+            for block in rng.choice(held):
+                pool.register(block, bytes([rng.randint(0, 30)]))
+        elif action < 0.7:
+            hits = pool.lookup([bytes([rng.randint(0, 30)]) for _ in range(3)])
+            pool.share(hits)
+            held.append(hits)
+        elif held:
+            pool.free(held.pop(rng.randrange(len(held))))
+        pool.check_integrity()
+    for blocks in held:
+        pool.free(blocks)
+    pool.check_integrity()
+    assert pool.free_blocks == pool.total_blocks
