@@ -1,0 +1,168 @@
+"""What a caller gets, the same over threads and asyncio, gRPC and HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripts import chunk, hanging, last, saying, streaming
+from tritandem_client import TokenLogprob
+
+
+def test_generate_gives_the_whole_answer_with_counts_and_stamps(way: Any) -> None:
+    _, client = way.connect(saying(last("Paris.", 3, "length")))
+    result = client.generate("The capital of France is", request_id="r1")
+    assert (result.text, result.finish_reason, result.outcome, result.request_id) == (
+        "Paris.",
+        "length",
+        "COMPLETED",
+        "r1",
+    )
+    assert (result.num_input_tokens, result.num_output_tokens, result.cached_tokens) == (5, 3, 3)
+    assert result.timings.server["received_ns"] == 10
+    assert result.timings.server["finished_ns"] == 90
+    assert 0 < result.timings.ttft_s <= result.timings.total_s
+
+
+def test_stream_gives_every_chunk_in_order_and_then_the_result(way: Any) -> None:
+    _, client = way.connect(streaming())
+    stream = client.stream("The capital of France is")
+    assert [c.text for c in stream] == ["Par", "is", ".", ""]
+    assert (stream.result.text, stream.result.num_output_tokens) == ("Paris.", 3)
+    assert next(stream, None) is None, "an ended stream stays ended"
+
+
+def test_a_coalesced_chunk_counts_all_its_tokens(way: Any) -> None:
+    _, client = way.connect(saying(chunk("a", 1), chunk("bcdef", 5), last("g", 1)))
+    stream = client.stream("x")
+    assert [c.num_output_tokens for c in stream] == [1, 5, 1]
+    assert stream.result.num_output_tokens == 7
+
+
+def test_no_character_is_lost_or_split(way: Any) -> None:
+    # U+2028 and U+0085 end a line in Python, not in an event stream; \n and quotes need JSON's escapes.
+    pieces = ["é😀", "日本語", " a\u2028b\x85c", 'line\n"quoted"\r\n', "\x00\x0b", "data: x", "ü" * 40_000]
+    _, client = way.connect(streaming(pieces))
+    stream = client.stream("🎌 " + "".join(pieces))
+    assert [c.text for c in stream] == [*pieces, ""]
+
+
+def test_the_prompt_arrives_as_it_was_given(way: Any) -> None:
+    server, client = way.connect(streaming())
+    prompt = "é😀 \n\t\u2028 \x00 'quoted' \\ "
+    client.generate(prompt)
+    assert server.visitors.requests[0].inputs["text_input"] == [prompt]
+
+
+def test_an_empty_final_response_is_no_chunk(way: Any) -> None:
+    _, client = way.connect(saying(chunk("a"), last("b", 1), None))
+    assert [c.text for c in client.stream("x")] == ["a", "b"]
+
+
+def test_an_answer_without_any_detail_is_still_an_answer(way: Any) -> None:
+    """Other deployments know neither counts nor reasons."""
+    server, client = way.connect(saying({"text_output": ("BYTES", ["hello"])}), report=())
+    result = client.generate("x")
+    assert (result.text, result.finish_reason, result.outcome, result.num_output_tokens) == (
+        "hello",
+        None,
+        "COMPLETED",
+        0,
+    )
+    assert set(server.visitors.requests[0].inputs) == {"text_input", "exclude_input_in_output"}
+
+
+def test_logprobs_are_typed(way: Any) -> None:
+    said = [
+        {
+            "7": {"logprob": -0.5, "rank": 2, "decoded_token": "a"},
+            "9": {"logprob": -0.25, "rank": 1, "decoded_token": "b"},
+        }
+    ]
+    details = {"logprobs": ("BYTES", [json.dumps(said)]), "cumulative_logprob": ("FP32", [-0.5])}
+    server, client = way.connect(saying(chunk("a", **details), {**last("", 0), "logprobs": ("BYTES", ["[]"])}))
+    stream = client.stream("x", logprobs=1)
+    assert next(stream).logprobs == (TokenLogprob(7, -0.5, "a", ((9, -0.25), (7, -0.5))),)
+    assert [c.logprobs for c in stream] == [()]
+    assert stream.result.cumulative_logprob == pytest.approx(-0.5)
+    inputs = server.visitors.requests[0].inputs
+    assert inputs["return_logprobs"] == inputs["return_cumulative_logprob"] == [True]
+    assert json.loads(inputs["sampling_parameters"][0]) == {"logprobs": 1}
+
+
+def test_chat_sends_messages_as_a_parameter_and_no_text(way: Any) -> None:
+    server, client = way.connect(streaming(["Hi"]))
+    messages = [{"role": "system", "content": "brief, é"}, {"role": "user", "content": "hello"}]
+    assert client.chat(messages).text == "Hi"
+    assert [c.text for c in client.chat_stream(messages)] == ["Hi", ""]
+    for request in server.visitors.requests:
+        assert json.loads(request.parameters["messages"]) == messages
+        assert "text_input" not in request.inputs
+
+
+def test_only_what_the_caller_gave_is_sent(way: Any) -> None:
+    server, client = way.connect(streaming())
+    list(client.stream("x"))
+    reported = {"return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"}
+    assert set(server.visitors.requests[0].inputs) == {"text_input", "stream", *reported}
+    assert server.visitors.requests[0].parameters == {}
+
+
+def test_every_option_reaches_the_server(way: Any) -> None:
+    server, client = way.connect(streaming())
+    options: dict[str, Any] = {
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "seed": 2**64 - 1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.75,
+        "end_id": 2,
+        "stop_words": ["\n\n", "END"],
+        "bad_words": "no",
+    }
+    client.generate(
+        input_ids=[1, 2, 3], **options, priority="batch", deadline_ms=1500, tenant="t", sampling_parameters={"x": 1}
+    )
+    request = server.visitors.requests[0]
+    for name, value in options.items():
+        assert request.inputs[name] == (value if isinstance(value, list) else [value]), name
+    assert request.inputs["input_ids"] == [1, 2, 3]
+    assert json.loads(request.inputs["sampling_parameters"][0]) == {"x": 1}
+    assert request.parameters == {"priority_class": "batch", "deadline_ms": 1500, "tenant": "t"}
+
+
+def test_stop_names_the_request_and_nothing_else(way: Any) -> None:
+    server, client = way.connect(hanging())
+    client.stop("r42")
+    request = server.visitors.requests[0]
+    assert (request.request_id, request.inputs) == ("r42", {"stop": [True]})
+
+
+def test_a_stopped_answer_is_a_result(way: Any) -> None:
+    _, client = way.connect(saying(chunk("par"), last("", 0, "cancelled", "STOPPED")))
+    stream = client.stream("x")
+    assert "".join(c.text for c in stream) == "par"
+    assert (stream.result.outcome, stream.result.finish_reason) == ("STOPPED", "cancelled")
+
+
+def test_health_tells_server_and_models_apart(way: Any) -> None:
+    server, client = way.connect(streaming())
+    assert client.health().ready
+    server.models["scheduler"] = ("UNAVAILABLE", "no such file")
+    health = client.health()
+    assert (health.live, health.ready, health.models["scheduler"]) == (True, False, "no such file")
+    server.models["scheduler"] = ("READY", "")
+    server.ready = False
+    assert not client.health()
+
+
+def test_headers_travel_with_every_request(way: Any) -> None:
+    server, client = way.connect(streaming(), headers={"authorization": "Bearer x"})
+    client.generate("x")
+    assert {k.lower(): v for k, v in server.visitors.requests[0].headers.items()}["authorization"] == "Bearer x"
