@@ -1,0 +1,59 @@
+"""One real Triton server with the demo model for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tritandem.server import TritonServer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from raw_client import RawClient  # noqa: E402
+
+FIRST_PORT, LAST_PORT = 18000, 18099
+
+
+def demo_model() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("TRITANDEM_TEST_MODEL") or cache / "tritandem" / "models" / "smollm2")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on at this moment."""
+    found: list[int] = []
+    for port in range(FIRST_PORT, LAST_PORT + 1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"no {count} free ports in {FIRST_PORT}..{LAST_PORT}")
+
+
+def start_server(**options: object) -> TritonServer:
+    """Not yet entered. Skips the test where there is no model."""
+    model = demo_model()
+    if not (model / "config.json").is_file():
+        pytest.skip(f"no demo model in {model}: run `tritandem model fetch smollm2` or set TRITANDEM_TEST_MODEL")
+    http, grpc, metrics = free_ports(3)
+    return TritonServer(model, http_port=http, grpc_port=grpc, metrics_port=metrics, **options)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[TritonServer]:
+    with start_server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: TritonServer) -> Iterator[RawClient]:
+    with RawClient(server.grpc_url) as connected:
+        yield connected

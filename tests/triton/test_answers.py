@@ -1,0 +1,158 @@
+"""The real server answers: over gRPC and HTTP, through the ensemble and directly, to other servers' clients."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pytest
+from raw_client import RawClient, in_background, number, text
+from tritandem.server import TritonServer
+from tritandem.triton_io import schema
+from tritandem_client import Client
+
+pytestmark = pytest.mark.triton
+
+QUESTION = "The capital of France is"
+MODELS = pytest.mark.parametrize("model", ["ensemble", "scheduler"])
+
+
+def post(server: TritonServer, model: str, call: str, body: dict[str, Any]) -> str:
+    request = urllib.request.Request(
+        f"http://{server.http_url}/v2/models/{model}/{call}", json.dumps(body).encode(), method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return str(response.read().decode())
+
+
+@MODELS
+def test_a_grpc_stream_names_paris_token_by_token(client: RawClient, model: str) -> None:
+    arrays = {
+        "text_input": text(QUESTION),
+        "max_tokens": number(12, np.int32),
+        "stream": number(True, np.bool_),
+        "return_num_output_tokens": number(True, np.bool_),
+    }
+    results = client.results(model, arrays, request_id="paris")
+    assert "Paris" in "".join(result.as_numpy("text_output")[0].decode() for result in results)
+    assert sum(int(result.as_numpy("num_output_tokens")[0]) for result in results) == 12
+    assert len(results) > 1
+    assert all(result.as_numpy("finish_reason") is None for result in results[:-1])
+    last = results[-1]
+    assert last.as_numpy("finish_reason")[0] == b"length"
+    assert last.as_numpy("outcome")[0] == b"COMPLETED"
+    stamps = dict(zip(("received", "tokenized", "dispatched", "accepted"), last.as_numpy("stamps"), strict=False))
+    assert 0 < stamps["received"] <= stamps["tokenized"] <= stamps["dispatched"] <= stamps["accepted"]
+
+
+@MODELS
+def test_http_generate_gives_one_response_that_repeats_the_prompt(server: TritonServer, model: str) -> None:
+    answer = json.loads(post(server, model, "generate", {"text_input": QUESTION, "max_tokens": 8}))
+    assert answer["text_output"].startswith(f"{QUESTION} Paris")
+    body = {"text_input": QUESTION, "max_tokens": 8, "exclude_input_in_output": True}
+    assert json.loads(post(server, model, "generate", body))["text_output"].startswith(" Paris")
+
+
+@MODELS
+def test_http_generate_stream_sends_events(server: TritonServer, model: str) -> None:
+    body = {"text_input": QUESTION, "max_tokens": 8, "stream": True}
+    events = [line[5:] for line in post(server, model, "generate_stream", body).splitlines() if line]
+    assert "Paris" in "".join(json.loads(event)["text_output"] for event in events)
+    assert len(events) > 1
+
+
+@MODELS
+def test_a_client_of_the_tensorrt_llm_ensemble_is_answered(client: RawClient, model: str) -> None:
+    arrays = {
+        "text_input": text(QUESTION),
+        "max_tokens": number(12, np.int32),
+        "stream": number(False, np.bool_),
+        "beam_width": number(1, np.int32),
+        "num_return_sequences": number(1, np.int32),
+        "temperature": number(0.0, np.float32),
+        "repetition_penalty": number(1.0, np.float32),
+        "presence_penalty": number(0.0, np.float32),
+        "frequency_penalty": number(0.0, np.float32),
+        "stop_words": text("\n\n", "Lyon"),
+        "bad_words": text("Marseille"),
+        "end_id": number(2, np.int32),
+        "pad_id": number(2, np.int32),
+        "exclude_input_in_output": number(False, np.bool_),
+        "return_log_probs": number(True, np.bool_),
+    }
+    outputs = ["text_output", "cum_log_probs", "output_log_probs"]
+    [result] = client.results(model, arrays, request_id="1", outputs=outputs)
+    assert result.as_numpy("text_output")[0].decode() == f"{QUESTION} Paris."
+    log_probs = result.as_numpy("output_log_probs")
+    assert log_probs.shape[:2] == (1, 1)
+    assert log_probs.shape[2] >= 2
+    assert (log_probs <= 0).all()
+    assert result.as_numpy("finish_reason") is None, "it was not among the outputs asked for"
+
+
+@MODELS
+def test_a_client_of_the_vllm_backend_is_answered(client: RawClient, model: str) -> None:
+    sampling = {"temperature": "0", "max_tokens": "8", "top_p": "1.0", "stop": ["\n"], "ignore_eos": "true", "n": 1}
+    arrays = {
+        "text_input": text(QUESTION),
+        "stream": number(True, np.bool_),
+        "sampling_parameters": text(json.dumps(sampling | {"logprobs": 2})),
+        "exclude_input_in_output": number(True, np.bool_),
+        "return_logprobs": number(True, np.bool_),
+        "return_num_input_tokens": number(True, np.bool_),
+    }
+    parameters = {"temperature": "0", "max_tokens": "8"}
+    results = client.results(model, arrays, request_id="0", parameters=parameters)
+    assert "".join(result.as_numpy("text_output")[0].decode() for result in results) == " Paris."
+    assert int(results[0].as_numpy("num_input_tokens")[0]) == 5
+    first = json.loads(results[0].as_numpy("logprobs")[0])[0]
+    chosen = next(iter(first.values()))
+    assert chosen["decoded_token"] == " Paris"
+    assert chosen["rank"] == 1
+    assert len(first) == 2
+
+
+@MODELS
+def test_token_ids_are_taken_instead_of_text(client: RawClient, model: str) -> None:
+    [encoded] = client.results("tokenizer", {"text_input": text(QUESTION)})
+    arrays = {"input_ids": encoded.as_numpy("input_ids"), "max_tokens": number(4, np.int32)}
+    assert client.answer(model, arrays).startswith(" Paris")
+
+
+@MODELS
+def test_chat_messages_are_taken_instead_of_text(server: TritonServer, model: str) -> None:
+    with Client(f"grpc://{server.grpc_url}", model=model) as client:
+        messages = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+        result = client.chat(messages, max_tokens=24)
+    assert "Paris" in result.text
+    assert result.outcome == "COMPLETED"
+
+
+@MODELS
+def test_eight_prompts_at_once_get_their_own_answers(client: RawClient, model: str) -> None:
+    countries = {
+        "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid",
+        "Japan": "Tokyo", "Russia": "Moscow", "Greece": "Athens", "Egypt": "Cairo",
+    }  # fmt: skip
+
+    def ask(country: str) -> str:
+        prompt = f"The capital of {country} is the city of"
+        return client.answer(model, {"text_input": text(prompt), "max_tokens": number(6, np.int32)})
+
+    alone = {country: ask(country) for country in countries}
+    running = {country: in_background(ask, country) for country in countries}
+    for country, (thread, outcome) in running.items():
+        thread.join()
+        assert outcome == [alone[country]]
+    assert sum(capital in alone[country] for country, capital in countries.items()) >= 6
+
+
+def test_every_public_tensor_is_reported_by_the_server(server: TritonServer) -> None:
+    for model in ("ensemble", "scheduler"):
+        url = f"http://{server.http_url}/v2/models/{model}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            metadata = json.load(response)
+        assert {t.name for t in schema.INPUTS} <= {t["name"] for t in metadata["inputs"]}
+        assert {t.name for t in schema.OUTPUTS} == {t["name"] for t in metadata["outputs"]}
