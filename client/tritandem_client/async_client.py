@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tritandem_client.async_stream import AsyncStream
 from tritandem_client.core import STOP_TIMEOUT_S, ClientCore
@@ -34,8 +34,7 @@ class AsyncClient(ClientCore):
     Every call takes the keywords of `Options` and raises the errors of `tritandem_client.errors`.
     """
 
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
-        super().__init__(url, **settings)
+    def _connect(self) -> None:
         self._transport: AsyncTransport = connect_async(self.address)
         self._stopping: set[asyncio.Task[None]] = set()
 

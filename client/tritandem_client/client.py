@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tritandem_client.core import STOP_TIMEOUT_S, ClientCore
 from tritandem_client.errors import ServerNotReady, TritandemClientError
@@ -33,8 +33,7 @@ class Client(ClientCore):
     Every call takes the keywords of `Options` and raises the errors of `tritandem_client.errors`.
     """
 
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
-        super().__init__(url, **settings)
+    def _connect(self) -> None:
         self._transport: Transport = connect(self.address)
         self._stopping: set[threading.Thread] = set()
 

@@ -49,6 +49,11 @@ class ClientCore:
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
         direct = model == DIRECT_MODEL and self.address.protocol == "grpc"
         self.stop_on_close = not direct if stop_on_close is None else stop_on_close
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the transport. Nothing is sent yet."""
+        raise NotImplementedError
 
     def _build(
         self,

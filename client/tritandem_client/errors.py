@@ -87,7 +87,7 @@ _PLAIN: dict[str, type[RequestError]] = {e.outcome: e for e in (DeadlineExpired,
 _OUTCOME = re.compile(r"\b(REJECTED_INVALID|REJECTED_SATURATED|EXPIRED|CANCELLED|STOPPED|FAILED): (.*)", re.DOTALL)
 _FIELD = re.compile(r"(\w+): given (.*), allowed: (.*)", re.DOTALL)
 _RETRY_AFTER = re.compile(r"retry after ([0-9.]+) s")
-_UNEXPECTED_INPUT = re.compile(r"unexpected inference input '(\w+)'|inference input '(\w+)'|input '(\w+)'")
+_NAMED_INPUT = re.compile(r"input '(\w+)'")
 _NOT_READY = re.compile(r"unknown model|is not found|no available versions|not ready|is stopping|stopped accepting")
 
 
@@ -109,9 +109,9 @@ def error_from_server(text: str) -> TritandemClientError:
         return _PLAIN[word](message)
     if _NOT_READY.search(text):
         return ServerNotReady(text)
-    unexpected = _UNEXPECTED_INPUT.search(text)
-    if unexpected:
-        return InvalidRequest(next(filter(None, unexpected.groups())), message=text)
+    named = _NAMED_INPUT.search(text)
+    if named:
+        return InvalidRequest(named[1], message=text)
     return Failed(text)
 
 
