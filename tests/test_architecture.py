@@ -13,6 +13,7 @@ PACKAGE = ROOT / "backend_src" / "tritandem"
 TIERS = {
     "contracts": 0,
     "config": 0,
+    "host": 0,
     "telemetry": 1,
     "tokenizer": 2,
     "scheduler": 2,

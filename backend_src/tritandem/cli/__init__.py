@@ -1,0 +1,5 @@
+"""The `tritandem` command: one subcommand a file, on top of every other room."""
+
+from .main import main
+
+__all__ = ["main"]

@@ -1,0 +1,45 @@
+"""`tritandem model fetch | list | path`: the models that can be had by name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tritandem.host import Refusal
+from tritandem.models import store
+from tritandem.models.catalog import CATALOG, DEFAULT_MODEL
+from tritandem.models.fetch import fetch, known
+
+from .narrator import Narrator
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("model", help="fetch and find models", description="Fetch and find models.")
+    actions = parser.add_subparsers(required=True, metavar="fetch|list|path")
+    fetch_parser = actions.add_parser("fetch", help="download, check and convert; prints the folder")
+    fetch_parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, help="default: %(default)s")
+    fetch_parser.set_defaults(run=run_fetch)
+    actions.add_parser("list", help="names, and whether they are fetched").set_defaults(run=run_list)
+    path_parser = actions.add_parser("path", help="the folder of a fetched model")
+    path_parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, help="default: %(default)s")
+    path_parser.set_defaults(run=run_path)
+
+
+def run_fetch(args: argparse.Namespace) -> int:
+    print(fetch(args.name, Narrator()))
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    for name, model in sorted(CATALOG.items()):
+        folder = store.find(name, model.member_sha256)
+        print(f"{name:<12} {folder or 'not fetched'}\n{'':<12} {model.description}")
+    return 0
+
+
+def run_path(args: argparse.Namespace) -> int:
+    folder = store.find(args.name, known(args.name).member_sha256)
+    if folder is None:
+        raise Refusal(f"model {args.name} is not in the cache", f"run: tritandem model fetch {args.name}")
+    print(folder)
+    return 0

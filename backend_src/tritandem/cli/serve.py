@@ -1,0 +1,55 @@
+"""`tritandem serve`: run the server in the foreground until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .narrator import Narrator
+from .server_flags import add_server_flags, server_arguments
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="start the server and keep it running",
+        description="Start Triton with the model repository and keep it running. Ctrl-C or SIGTERM drains: running "
+        "requests finish, new ones are refused; a second one ends it at once. Flags that are not listed here are "
+        "handed to tritonserver.",
+    )
+    add_server_flags(parser)
+    parser.add_argument(
+        "--ready-timeout-s", type=float, default=600.0, help="for loading the model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-restarts", type=int, default=5, help="in a row, when the server dies by itself (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--no-restart", dest="max_restarts", action="store_const", const=0, help="same as --max-restarts 0"
+    )
+    parser.set_defaults(run=run, passes_unknown_flags=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code: 0 after a clean stop, 1 when the server could not be kept up, 130 when it was cut short."""
+    from tritandem.server import TritonServer
+    from tritandem.server.backoff import RestartPolicy
+    from tritandem.server.supervisor import Supervisor
+
+    say = Narrator()
+    settings = server_arguments(args, say)
+
+    def make_server() -> TritonServer:
+        server = TritonServer(ready_timeout_s=args.ready_timeout_s, **settings)
+        say(f"starting Triton on {server.options.repository}, model {server.options.model}; log: {server.log_path}")
+        return server
+
+    def on_ready(server: TritonServer) -> None:
+        say(f"ready: gRPC {server.grpc_url}, HTTP http://{server.http_url}, metrics {server.metrics_url}")
+        say('try: tritandem generate "What is the capital of France?" --chat' + _url_flag(server))
+
+    return Supervisor(make_server, RestartPolicy(max_restarts=args.max_restarts), say).run(on_ready)
+
+
+def _url_flag(server: Any) -> str:
+    return "" if server.options.grpc_port == 8001 else f" --url {server.grpc_url}"

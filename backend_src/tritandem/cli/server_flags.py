@@ -1,0 +1,78 @@
+"""The flags that describe a server, shared by `serve`, `demo` and `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tritandem.config import CONFIG_ENV, MODEL_ENV
+from tritandem.models import resolve_model
+from tritandem.models.catalog import DEFAULT_MODEL
+from tritandem.server.options import ServeOptions
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    defaults = ServeOptions(None, Path())
+    add = parser.add_argument
+    add(
+        "--model",
+        default=os.environ.get(MODEL_ENV) or DEFAULT_MODEL,
+        metavar="DIR|GGUF|NAME|HUB_ID",
+        help=f"a Hugging Face folder, a GGUF file, a name of `tritandem model list`, or a hub id (default: "
+        f"${MODEL_ENV}, or {DEFAULT_MODEL})",
+    )
+    add(
+        "--engine-config",
+        type=Path,
+        default=os.environ.get(CONFIG_ENV) or None,
+        metavar="FILE",
+        help=f"TOML with the tables [engine], [scheduler], [tokenizer] (default: ${CONFIG_ENV}, or none)",
+    )
+    add("--model-repository", type=Path, metavar="DIR", help="what Triton loads (default: the project's own)")
+    add("--tokenizer-instances", type=_count, default=0, metavar="N", help="default: what the repository says")
+    add("--host", default=defaults.host, help="address to listen on (default: %(default)s, this machine only)")
+    add("--http-port", type=_port, default=defaults.http_port, help="default: %(default)s")
+    add("--grpc-port", type=_port, default=defaults.grpc_port, help="default: %(default)s")
+    add("--metrics-port", type=_port, default=defaults.metrics_port, help="default: %(default)s")
+    add(
+        "--drain-timeout-s",
+        type=float,
+        default=defaults.drain_timeout_s,
+        help="how long running requests may take once a stop was asked for (default: %(default)s)",
+    )
+    add("--log-file", type=Path, metavar="FILE", help="Triton's log (default: a new file in the cache folder)")
+
+
+def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """Keyword arguments of TritonServer; fetches or converts the model when needed. Raises Refusal."""
+    config = Path(args.engine_config) if args.engine_config else None
+    return {
+        "model": resolve_model(args.model, say),
+        "repository": args.model_repository.resolve() if args.model_repository else None,
+        "host": args.host,
+        "http_port": args.http_port,
+        "grpc_port": args.grpc_port,
+        "metrics_port": args.metrics_port,
+        "engine_config": config,
+        "tokenizer_instances": args.tokenizer_instances,
+        "drain_timeout_s": args.drain_timeout_s,
+        "log_path": args.log_file,
+        "extra_flags": tuple(args.unknown),
+    }
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"given {port}, allowed: 1..65535")
+    return port
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= 64:
+        raise argparse.ArgumentTypeError(f"given {count}, allowed: 1..64")
+    return count

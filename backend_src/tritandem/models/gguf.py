@@ -1,0 +1,73 @@
+"""GGUF file -> Hugging Face folder: config, weights, tokenizer, chat template, end tokens.
+
+Weights are stored as float32, which holds every unpacked value of a quantised file as it is (a 4-bit weight times a
+float16 scale plus a float16 minimum needs more digits than bfloat16 has). Run as `python -m tritandem.models.gguf`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+# Splitters that the GGUF names and that the conversion of the vocabulary alone does not restore.
+_DIGITS_THEN_BYTES = ("smollm", "starcoder", "refact", "command-r")
+
+
+def convert(gguf_file: Path, out: Path) -> None:
+    """Write the folder `out` (exists, empty). Raises whatever the libraries raise for a file they do not know."""
+    folder, name = gguf_file.parent, gguf_file.name
+    metadata = read_metadata(gguf_file)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype="float32")
+    tied = model.config.tie_word_embeddings
+    weights = {
+        key: tensor.contiguous() for key, tensor in model.state_dict().items() if not (tied and key == "lm_head.weight")
+    }
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    if metadata.get("tokenizer.ggml.pre") in _DIGITS_THEN_BYTES:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(out)
+
+    end_ids = end_token_ids(metadata)
+    config = model.config.to_dict()
+    for key in ("quantization_config", "_name_or_path"):
+        config.pop(key, None)
+    config.update(architectures=[type(model).__name__], dtype="float32", eos_token_id=end_ids)
+    write_json(out / "config.json", config)
+    token_ids = {"bos_token_id": config.get("bos_token_id"), "pad_token_id": config.get("pad_token_id")}
+    write_json(out / "generation_config.json", {**token_ids, "eos_token_id": end_ids})
+
+
+def end_token_ids(metadata: dict[str, Any]) -> int | list[int]:
+    """Every token that ends an answer: end of sequence, of turn, of message; a bare number when there is one."""
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+    ids = list(dict.fromkeys(int(metadata[key]) for key in keys if key in metadata))
+    if not ids:
+        raise ValueError("the GGUF file names no end token (tokenizer.ggml.eos_token_id)")
+    return ids[0] if len(ids) == 1 else ids
+
+
+def read_metadata(gguf_file: Path) -> dict[str, Any]:
+    """Scalars and strings of the file's header; the long lists (vocabulary, merges) are left out."""
+    fields = GGUFReader(gguf_file).fields
+    return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

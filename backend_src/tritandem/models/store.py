@@ -1,0 +1,104 @@
+"""The model cache: one folder per model, which is either complete or absent.
+
+A folder is built beside its place and renamed into it; whoever builds holds a file lock that the system drops when
+the process ends, however it ends. What an interrupted build left behind is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..host import Refusal, cache_root
+
+# Written last into every folder: what it was made from. Raise FORMAT when the same source gives other files.
+RECIPE_FILE = "tritandem.json"
+FORMAT = 1
+Say = Callable[[str], None]
+
+
+def models_root() -> Path:
+    return cache_root() / "models"
+
+
+def find(name: str, source_sha256: str, root: Path | None = None) -> Path | None:
+    """The complete folder of `name` made from this very source; None when there is none."""
+    folder = (root or models_root()) / name
+    try:
+        recipe = json.loads((folder / RECIPE_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return folder if recipe == _recipe(source_sha256) else None
+
+
+def build(
+    name: str, source_sha256: str, make: Callable[[Path, Path], None], say: Say, root: Path | None = None
+) -> Path:
+    """The folder of `name`, made by `make(scratch, out)` unless it is there already.
+
+    `scratch` and `out` are empty folders on the cache's file system; what `make` writes to `out` becomes the model.
+    Raises Refusal when the cache cannot be written, and whatever `make` raises.
+    """
+    root = root or models_root()
+    if folder := find(name, source_sha256, root):
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f".{name}.lock", say):
+            # Somebody may have built it while we waited for the lock.
+            return find(name, source_sha256, root) or _build_locked(root, name, source_sha256, make)
+    except OSError as error:
+        raise Refusal(
+            f"cannot write the model cache {root}: {error.strerror or error}",
+            "free some space there, or set XDG_CACHE_HOME to a folder that can be written",
+        ) from error
+
+
+def _build_locked(root: Path, name: str, source_sha256: str, make: Callable[[Path, Path], None]) -> Path:
+    work, folder = root / f".{name}.partial", root / name
+    for leftover in (work, root / f".{name}.old"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    scratch, out = work / "scratch", work / "out"
+    scratch.mkdir(parents=True)
+    out.mkdir()
+    try:
+        make(scratch, out)
+        (out / RECIPE_FILE).write_text(json.dumps(_recipe(source_sha256)))
+        _flush(out)
+        if folder.exists():  # from another source or format
+            os.rename(folder, root / f".{name}.old")
+        os.rename(out, folder)
+    finally:
+        for leftover in (work, root / f".{name}.old"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return folder
+
+
+def _recipe(source_sha256: str) -> dict[str, object]:
+    return {"format": FORMAT, "source_sha256": source_sha256}
+
+
+def _flush(folder: Path) -> None:
+    """Have the files on the disk before their name says that they are complete."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path, say: Say) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process is fetching this model; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,115 @@
+"""The parent process of tritonserver: nothing that the server started outlives it, whoever is killed.
+
+Run by path as a script of its own (`guardian.py CONTROL_FD SHM_PREFIX COMMAND ...`), standard library only, one
+thread. The launcher holds the other end of the control socket; its end of file means that the launcher has died or
+wants the server dead now. SIGTERM is passed on. The exit code is the server's; 128 + n after signal n.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SHM_FOLDER = "/dev/shm"
+SWEEP_S = 5.0
+
+
+def main(argv: list[str]) -> int:
+    control = socket.socket(fileno=int(argv[1]))
+    shm_prefix, command = argv[2], argv[3:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Stubs whose server died become children of this process, so that they can be found and ended.
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    server = start(command, libc)
+    control.sendall(f"{server}\n".encode())
+    try:
+        status = watch(server, control, wake_read)
+    finally:
+        sweep(server)
+        remove_shared_memory(shm_prefix)
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def start(command: list[str], libc: ctypes.CDLL) -> int:
+    """Fork and execute in a process group of its own; should this process be killed, the server is too."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setpgid(0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.execv(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot execute {command[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def watch(server: int, control: socket.socket, wake: int) -> int:
+    """Returns the server's wait status once it has ended."""
+    while True:
+        ready, _, _ = select.select([control.fileno(), wake], [], [])
+        if control.fileno() in ready and not control.recv(64):
+            os.kill(server, signal.SIGKILL)
+            return os.waitpid(server, 0)[1]
+        if wake in ready and signal.SIGTERM in os.read(wake, 64):
+            os.kill(server, signal.SIGTERM)
+        while True:
+            pid, status = reap()
+            if pid == server:
+                return status
+            if pid == 0:
+                break
+
+
+def reap() -> tuple[int, int]:
+    """(pid, status) of one ended child, (0, 0) when there is none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def sweep(server: int) -> None:
+    """Kill and reap what the server left behind: its process group, then whatever was handed to this process."""
+    deadline = time.monotonic() + SWEEP_S
+    while time.monotonic() < deadline:
+        for kill, target in ((os.killpg, server), *((os.kill, pid) for pid in children())):
+            try:
+                kill(target, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        while reap()[0]:
+            pass
+        if not children():
+            return
+        time.sleep(0.02)
+
+
+def children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """A server that was killed leaves its regions in /dev/shm; their names begin with this run's own prefix."""
+    for name in os.listdir(SHM_FOLDER):
+        if prefix and name.startswith(prefix):
+            os.unlink(os.path.join(SHM_FOLDER, name))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

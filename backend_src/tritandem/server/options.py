@@ -1,0 +1,48 @@
+"""What can be chosen about one run of the Triton binary."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK}
+# Flags that Triton accepts several times; any other one of the user's replaces ours.
+REPEATABLE_FLAGS = frozenset({"backend-config", "metrics-config", "trace-config", "host-policy", "cache-config"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """One server. `model` is a folder that exists; None serves a repository that needs no model."""
+
+    model: Path | None
+    repository: Path
+    host: str = LOOPBACK
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    engine_config: Path | None = None
+    tokenizer_instances: int = 0  # 0: what the repository says
+    drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
+    log_path: Path | None = None  # None: a new file in the cache folder
+    extra_flags: tuple[str, ...] = ()  # handed to tritonserver as they are
+
+    @property
+    def client_host(self) -> str:
+        """Where a client on this machine finds the server."""
+        return _WILDCARDS.get(self.host, self.host)
+
+    def url(self, port: int) -> str:
+        """`host:port` for clients, IPv6 addresses in brackets."""
+        host = self.client_host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def ports(self) -> dict[str, int]:
+        """Port by the name of the flag that sets it."""
+        return {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+
+
+def flag_names(flags: tuple[str, ...]) -> set[str]:
+    """Names, without dashes and values, of the flags in a list of command-line words."""
+    return {match[1] for word in flags if (match := re.match(r"--([a-z0-9][a-z0-9-]*)", word))}

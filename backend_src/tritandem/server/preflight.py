@@ -1,0 +1,152 @@
+"""Everything that can be known to fail before a process is started, each with its reason and its remedy.
+
+Checks look, they change nothing. The order is the one in which a person would mend things.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..config import Config, load_config
+from ..contracts import ConfigError
+from ..host import Refusal
+from .locate import TritonInstall, find_install
+from .options import ServeOptions
+from .ports import why_not_bindable
+from .repository import model_names
+
+SHM_FOLDER = Path("/dev/shm")
+# Every stub takes 1 MB at start and grows with the tensors under way; containers default to 64 MB in all.
+MIN_SHM_BYTES = 128 << 20
+WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+def check_all(options: ServeOptions) -> TritonInstall:
+    """Run every check; the Triton to start. Raises Refusal (or ConfigError naming the file and key)."""
+    for _, check in CHECKS:
+        check(options)
+    return find_install()
+
+
+def findings(options: ServeOptions) -> list[tuple[str, ConfigError | None]]:
+    """Every check by name with what it refused, None where all is well."""
+    results: list[tuple[str, ConfigError | None]] = []
+    for name, check in CHECKS:
+        try:
+            check(options)
+            results.append((name, None))
+        except ConfigError as error:
+            results.append((name, error))
+    return results
+
+
+def check_triton(options: ServeOptions) -> None:
+    install = find_install()
+    if not os.access(install.binary, os.X_OK):
+        raise Refusal(f"{install.binary} is not executable", f"run: chmod +x {install.binary}")
+    if not (Path(sys.executable).parent / "python3").exists():
+        raise Refusal(
+            f"there is no python3 beside {sys.executable}, and Triton's stubs look for that name",
+            "install into a virtual environment and run tritandem from there",
+        )
+
+
+def check_numpy(options: ServeOptions) -> None:
+    try:
+        installed = version("numpy")
+    except PackageNotFoundError:
+        raise Refusal("numpy is not installed", "install the package with its dependencies") from None
+    refuse_numpy(installed, find_install().numpy2_corrupts)
+
+
+def refuse_numpy(installed: str, numpy2_corrupts: bool) -> None:
+    if numpy2_corrupts and int(installed.split(".")[0]) >= 2:
+        raise Refusal(
+            f"numpy {installed} is installed, but the Triton 2.51 in nvidia-pytriton returns corrupt tensors under "
+            "numpy 2",
+            "run: pip install 'numpy>=1.26,<2'",
+        )
+
+
+def check_engine_config(options: ServeOptions) -> None:
+    _config(options)
+
+
+def check_repository(options: ServeOptions) -> None:
+    if not options.repository.is_dir():
+        raise Refusal(f"model repository {options.repository} is not a folder", "name one with --model-repository DIR")
+    if not model_names(options.repository):
+        raise Refusal(f"model repository {options.repository} holds no model", "name one with --model-repository DIR")
+
+
+def check_model(options: ServeOptions) -> None:
+    if options.model is not None:
+        refuse_model_folder(options.model, needs_weights=not _config(options).engine.random_weights)
+
+
+def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:
+    """Raises Refusal unless `folder` is a Hugging Face model folder."""
+    if not folder.is_dir():
+        raise Refusal(
+            f"model folder {folder} does not exist",
+            "give --model a Hugging Face folder, a GGUF file, a hub id, or a name from `tritandem model list`",
+        )
+    needed = [("config.json", ("config.json",)), ("tokenizer", TOKENIZER_FILES)]
+    if needs_weights:
+        needed.append(("weights", WEIGHT_PATTERNS))
+    for what, patterns in needed:
+        if not any(path.stat().st_size for pattern in patterns for path in folder.glob(pattern)):
+            raise Refusal(
+                f"model folder {folder} has no {what} ({' or '.join(patterns)})",
+                "give --model a complete Hugging Face model folder",
+            )
+
+
+def check_shared_memory(options: ServeOptions) -> None:
+    refuse_shared_memory(SHM_FOLDER)
+
+
+def refuse_shared_memory(folder: Path, needed_bytes: int = MIN_SHM_BYTES) -> None:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise Refusal(f"{folder} cannot be used: {error.strerror}", "mount a tmpfs there") from error
+    if free < needed_bytes:
+        raise Refusal(
+            f"{folder} has {free >> 20} MiB free, {needed_bytes >> 20} MiB are needed",
+            "remove stale files there; in a container raise it with --shm-size=1g",
+        )
+
+
+def check_ports(options: ServeOptions) -> None:
+    flag_of: dict[int, str] = {}
+    for flag, port in options.ports().items():
+        if port in flag_of:
+            raise Refusal(f"{flag_of[port]} and {flag} are both {port}", "give each its own port")
+        flag_of[port] = flag
+        if problem := why_not_bindable(options.host, port):
+            raise Refusal(
+                f"port {port} on {options.host} cannot be used ({problem})",
+                f"stop what listens there, or choose another with {flag}",
+            )
+
+
+def _config(options: ServeOptions) -> Config:
+    return load_config(options.engine_config)
+
+
+CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
+    ("Triton binary and Python", check_triton),
+    ("numpy", check_numpy),
+    ("configuration file", check_engine_config),
+    ("model repository", check_repository),
+    ("model folder", check_model),
+    ("/dev/shm", check_shared_memory),
+    ("ports", check_ports),
+)

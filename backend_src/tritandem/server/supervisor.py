@@ -1,0 +1,134 @@
+"""Keeps one server running in the foreground: signals, health, restarts with back-off.
+
+SIGINT and SIGTERM are blocked and waited for, never handled asynchronously; so they are seen within WATCH_S.
+The first one drains, a second one kills. Runs in the main thread and starts no other.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .backoff import RestartPolicy, delay_s, restarts_in_a_row
+from .health import live_stubs
+from .launcher import ServerDied, TritonServer
+from .logfile import explain_failure, progress
+
+STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+WATCH_S = 0.25
+READY_CHECK_EVERY_S = 2.0
+# How long a stub may be missing (Triton restarts some of them), and how long readiness may be false.
+STUB_GRACE_S = 3.0
+UNREADY_GRACE_S = 20.0
+# For what is left of a sick server to finish.
+SICK_STOP_S = 5.0
+
+EXIT_OK, EXIT_FAILED, EXIT_KILLED = 0, 1, 130
+
+
+class Supervisor:
+    """`run()` serves until a signal and returns the exit code: 0 after a clean stop, 1 when the server could not be
+    kept up, 130 when a second signal cut the drain short."""
+
+    def __init__(
+        self, make_server: Callable[[], TritonServer], policy: RestartPolicy, say: Callable[[str], None]
+    ) -> None:
+        self._make_server, self._policy, self._say = make_server, policy, say
+
+    def run(self, on_ready: Callable[[TritonServer], None]) -> int:
+        """Raises Refusal when the first start is refused."""
+        failures, was_ready = 0, False
+        with blocked_signals():
+            while True:
+                server = self._make_server()
+                server.start()
+                code, ready_s, trouble = self._one_run(server, on_ready)
+                if code is not None:
+                    return code
+                was_ready = was_ready or ready_s > 0
+                self._say(trouble)
+                if not was_ready:
+                    self._say(f"the server never became ready; its log: {server.log_path}")
+                    return EXIT_FAILED
+                failures = restarts_in_a_row(self._policy, failures, ready_s)
+                delay = delay_s(self._policy, failures)
+                if delay is None:
+                    self._say(f"giving up after {failures - 1} restarts in a row; the log: {server.log_path}")
+                    return EXIT_FAILED
+                self._say(f"restart {failures} of {self._policy.max_restarts} in {delay:.0f} s")
+                if wait_for_signal(delay):
+                    return EXIT_OK
+
+    def _one_run(self, server: TritonServer, on_ready: Callable[[TritonServer], None]) -> tuple[int | None, float, str]:
+        """(exit code, or None to consider a restart; seconds it was ready; what went wrong)."""
+        ready_at: float | None = None
+        try:
+            if not server.wait_ready(on_line=self._show_progress, interrupted=wait_for_signal):
+                return self._stop(server), 0.0, ""
+            ready_at = time.monotonic()
+            on_ready(server)
+            trouble = self._watch(server)
+            if trouble is None:
+                return self._stop(server), 0.0, ""
+            ready_s = time.monotonic() - ready_at
+            server.stop(SICK_STOP_S)
+            return None, ready_s, trouble
+        except ServerDied as error:
+            return None, 0.0, str(error)
+        finally:
+            server.kill()
+
+    def _show_progress(self, line: str) -> None:
+        if text := progress(line):
+            self._say(text)
+
+    def _watch(self, server: TritonServer) -> str | None:
+        """Returns what went wrong with a ready server; None when a signal asks to stop."""
+        stubs = live_stubs(server.pid)
+        complete_at = ready_at = checked_at = time.monotonic()
+        while not wait_for_signal(WATCH_S):
+            if (code := server.poll()) is not None:
+                return f"tritonserver ended with exit code {code}: {explain_failure(server.log())}"
+            now = time.monotonic()
+            alive = live_stubs(server.pid)
+            complete_at = now if alive >= stubs else complete_at
+            if now - complete_at > STUB_GRACE_S:
+                return f"{stubs - alive} of {stubs} model processes have died"
+            if now - checked_at >= READY_CHECK_EVERY_S:
+                checked_at = now
+                ready_at = now if server.is_ready() else ready_at
+                if now - ready_at > UNREADY_GRACE_S:
+                    return f"the server has not been ready for {now - ready_at:.0f} s"
+        return None
+
+    def _stop(self, server: TritonServer) -> int:
+        self._say("draining: running requests finish, new ones are refused (a second Ctrl-C ends it now)")
+        asked_again = False
+
+        def second_signal() -> bool:
+            nonlocal asked_again
+            asked_again = asked_again or wait_for_signal()
+            return asked_again
+
+        code = server.stop(interrupted=second_signal)
+        if asked_again:
+            return EXIT_KILLED
+        self._say("stopped" if code == 0 else f"tritonserver ended with exit code {code}; its log: {server.log_path}")
+        return EXIT_OK if code == 0 else EXIT_FAILED
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Within, the stop signals wait to be fetched with `wait_for_signal`; children must unblock them themselves."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def wait_for_signal(timeout_s: float = 0.0) -> bool:
+    """True when a stop signal has come or comes within `timeout_s` seconds."""
+    return signal.sigtimedwait(STOP_SIGNALS, timeout_s) is not None
