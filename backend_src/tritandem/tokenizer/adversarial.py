@@ -18,6 +18,7 @@ LETTERS = "aZéßñİıŉǆǅΣςσЖжאعहกლ가힣ꙮﬁ\u017f\u212a\u1e
 HAN_AND_KANA = "一丁中国語龥漢字的是ぁあんゝァンー々㐀\U00020000"
 HAN_STOPS = "，。、；：！？「」（）…—"
 SYMBOLS = '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~§©°±×÷€₩→∀■☃♥😀👍🏽👩\u200d💻🇩🇪\U0001f9d1\u200d🚀'
+CUT_NEIGHBOURS = "aZk s  \n\n09語あ、。！'./-\u0301\u3099\u017f\t\r\u3000é"  # dense in places where a text may be cut
 ODD = "\x00\x01\x1f\x7f\x80\x9f\u00ad\u0378\u200e\u202e\ue000\ufffd\ufffe\uffff\U000e0001\U0010ffff"
 WORD_TEXT = """
 the quick brown fox jumps over lazy dogs and then some more words that nobody needs
@@ -62,7 +63,7 @@ def unicode_text(rng: random.Random, chars: int) -> str:
 
 
 def _fragment(rng: random.Random, added: Sequence[str]) -> str:
-    kind = rng.randrange(13)
+    kind = rng.randrange(16)
     some = rng.choice((1, 1, 2, 3, 5, 8))
     if kind == 0:
         zero = rng.choice(DIGIT_ZEROS)
@@ -88,4 +89,6 @@ def _fragment(rng: random.Random, added: Sequence[str]) -> str:
         return rng.choice(("", " ", "\n", "x")) + (token if rng.random() < 0.8 else token[: rng.randint(1, len(token))])
     if kind == 10:
         return rng.choice(("", " ", "  ", "\n")) + rng.choice(WORDS).upper()
+    if kind >= 13:
+        return "".join(rng.choice(CUT_NEIGHBOURS) for _ in range(some * 3))
     return " ".join(rng.choice(WORDS) for _ in range(some)) + rng.choice(("", " ", "\n", ". ", ",\n"))

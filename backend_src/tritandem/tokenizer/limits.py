@@ -43,8 +43,5 @@ def longest_token_chars(source: TokenizerSource) -> int:
     character. Two cases shrink text before the vocabulary sees it, by at most a factor of four in characters that
     composition joins; the factor below covers both.
     """
-    vocab = source.spec["model"]["vocab"]
-    entries = vocab if isinstance(vocab, dict) else [piece for piece, _ in vocab]
-    longest = max(map(len, entries), default=1)
-    longest = max([longest, *(len(token.content) for token in source.added_tokens)])
+    longest = max(map(len, source.spellings.values()), default=1)
     return longest if source.spec["normalizer"] is None else longest * 4

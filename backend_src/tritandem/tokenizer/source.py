@@ -55,6 +55,19 @@ class TokenizerSource:
         names = AddedToken.__dataclass_fields__
         return tuple(AddedToken(**{name: entry[name] for name in names}) for entry in self.spec["added_tokens"])
 
+    @property
+    def spellings(self) -> dict[int, str]:
+        """The vocabulary's entries by id, the added tokens among them."""
+        vocab = self.spec["model"]["vocab"]
+        entries = vocab.items() if isinstance(vocab, dict) else ((entry[0], at) for at, entry in enumerate(vocab))
+        by_id = {token: spelling for spelling, token in entries}
+        return by_id | {token.id: token.content for token in self.added_tokens}
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.spellings, default=-1) + 1
+
 
 def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
     """A `tokenizers.Tokenizer` from a changed copy of TokenizerSource.spec."""

@@ -35,7 +35,7 @@ class TextTokenizer:
         self._engines = Engines(source, config, self._counters)
         self._chat = ChatRenderer(source)
         self._pool = ThreadPoolExecutor(encode_threads(config.threads, cores_given()), thread_name_prefix="encode")
-        self.vocab_size = self._engines.reference.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = source.vocab_size
         self.end_ids = source.end_ids
         self.bos_id = source.bos_id
         self.special_ids = frozenset(token.id for token in source.added_tokens if token.special)

@@ -176,10 +176,9 @@ def byte_alphabet() -> str:
 
 def _spellings(source: TokenizerSource) -> list[str]:
     """The vocabulary's entries by id; special tokens and gaps are empty, since `decode` skips them."""
-    tokenizer = source.new_tokenizer()
+    by_id = source.spellings
     special = {token.id for token in source.added_tokens if token.special}
-    by_id = {token: spelling for spelling, token in tokenizer.get_vocab(with_added_tokens=True).items()}
-    return ["" if token in special else by_id.get(token, "") for token in range(max(by_id, default=-1) + 1)]
+    return ["" if token in special else by_id.get(token, "") for token in range(source.vocab_size)]
 
 
 def _bytes_of(spelling: str, byte_of: dict[str, int]) -> bytes:
