@@ -1,0 +1,51 @@
+# Everything starts here. Each target makes .venv first when it is missing or its pins have changed.
+#   make demo     set up, start the server, stream an answer, run a short load, print a table and one JSON line
+#   make serve    set up and serve until Ctrl-C            (ARGS="--http-port 9000 ..." are handed on)
+#   make test     every test but those that need a GPU     (ARGS="-k claim" are handed on)
+#   make lint     ruff and mypy
+#   make fuzz     the property tests with many more examples
+#   make soak     the server under faults for SOAK_SECONDS
+#   make clean    remove .venv and everything generated    (fetched models stay in the cache folder)
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+ARGS ?=
+SOAK_SECONDS ?= 900
+FUZZ_EXAMPLES ?= 20000
+
+.PHONY: demo serve test lint fuzz soak clean setup
+.DEFAULT_GOAL := demo
+
+setup: $(STAMP)
+
+# The stamp is written last: an interrupted set-up is taken up again.
+$(STAMP): pyproject.toml client/pyproject.toml constraints.txt tools/make_venv.py
+	@$(PYTHON) tools/make_venv.py $(VENV)
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/tritandem demo $(ARGS)
+
+serve: $(STAMP)
+	@exec $(BIN)/tritandem serve $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/tritandem model fetch
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fuzz: $(STAMP)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/tokenizer $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m tritandem_loadtest.soak --seconds $(SOAK_SECONDS) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
