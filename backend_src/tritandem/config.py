@@ -1,7 +1,7 @@
 """Every setting, parsed once at the edge into frozen dataclasses with units in the names.
 
-Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer]; unknown keys
-are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG and the
+Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry];
+unknown keys are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG and the
 model's folder from TRITANDEM_MODEL, so that the model repository can be mounted as it is.
 """
 
@@ -91,10 +91,20 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """What is measured and where it is shown."""
+
+    metrics: bool = True  # custom metrics on Triton's /metrics
+    metrics_period_s: float = 2.0
+    request_log: bool = True  # one JSON line per finished request in Triton's log
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:

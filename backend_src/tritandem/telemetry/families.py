@@ -63,11 +63,11 @@ def _seconds(name: str, help_text: str, *labels: str, buckets: tuple[float, ...]
 
 
 # Requests, as the scheduler sees them.
-REQUESTS = _counter("requests", "Finished requests by outcome and priority class", "outcome", "class")
-TIME_TO_FIRST_TOKEN = _seconds("time_to_first_token", "Arrival to the first token handed to Triton", "class")
+REQUESTS = _counter("requests", "Finished requests by outcome and priority class", "outcome", "priority")
+TIME_TO_FIRST_TOKEN = _seconds("time_to_first_token", "Arrival to the first token handed to Triton", "priority")
 INTER_TOKEN_LATENCY = _seconds("inter_token_latency", "Mean gap between the tokens of one response")
-REQUEST_LATENCY = _seconds("request_latency", "Arrival to the last response", "class")
-QUEUE_WAIT = _seconds("queue_wait", "Waiting for the scheduler to dispatch", "class")
+REQUEST_LATENCY = _seconds("request_latency", "Arrival to the last response", "priority")
+QUEUE_WAIT = _seconds("queue_wait", "Waiting for the scheduler to dispatch", "priority")
 PREFILL = _seconds("prefill", "Start of prefill to the first token, in the engine")
 TOKENIZE = _seconds("tokenize", "Text to token ids, waiting included")
 DETOKENIZE = _seconds("detokenize", "Token ids to text, one flush of all sequences", buckets=SHORT_BUCKETS_S)
@@ -77,9 +77,10 @@ PROMPT_TOKENS = _counter("prompt_tokens", "Prompt tokens of finished requests")
 OUTPUT_TOKENS = _counter("output_tokens", "Generated tokens of finished requests")
 REQUESTS_RUNNING = _gauge("requests_running", "Requests handed to an engine and not finished")
 REQUESTS_WAITING = _gauge("requests_waiting", "Requests queued in the scheduler")
-SEQUENCE_LIMIT = _gauge("sequence_limit", "Concurrent sequences allowed by the dynamic batch size")
 
 # Engines, from their load snapshots.
+ENGINE_UP = _gauge("engine_up", "1 while the engine answers", "engine")
+SEQUENCE_LIMIT = _gauge("sequence_limit", "Concurrent sequences allowed by the dynamic batch size", "engine")
 ENGINE_RUNNING = _gauge("engine_sequences_running", "Sequences that decode", "engine")
 ENGINE_WAITING = _gauge("engine_sequences_waiting", "Sequences whose prefill is not finished", "engine")
 KV_BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks in use", "engine")

@@ -1,0 +1,107 @@
+"""What the scheduler reports, turned into metrics and into one log line per finished request.
+
+Owns nothing but the lines not yet written: `finished` and `gauges` run on the scheduler's threads and only
+update the registry; `write_log` runs on the publisher's thread. Implements `scheduler.ports.Observer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+
+from ..contracts import Stamps
+from ..scheduler.ports import FinishedRequest, SchedulerSnapshot
+from ..telemetry import families as f
+from ..telemetry.registry import Registry
+
+MAX_UNWRITTEN_LINES = 10_000
+
+
+class RequestObserver:
+    """`write_line` takes one JSON document per finished request; None writes no log."""
+
+    def __init__(self, registry: Registry, write_line: Callable[[str], None] | None) -> None:
+        self._registry = registry
+        self._write_line = write_line
+        self._unwritten: deque[FinishedRequest] = deque(maxlen=MAX_UNWRITTEN_LINES)
+
+    def finished(self, record: FinishedRequest) -> None:
+        registry, stamps, priority = self._registry, record.stamps, record.priority.name.lower()
+        registry.add(f.REQUESTS, outcome=record.outcome.value, priority=priority)
+        registry.add(f.PROMPT_TOKENS, record.num_input_tokens)
+        registry.add(f.OUTPUT_TOKENS, record.num_output_tokens)
+        for family, seconds in durations(stamps, record.num_output_tokens).items():
+            if family.labels:
+                registry.observe(family, seconds, priority=priority)
+            else:
+                registry.observe(family, seconds)
+        if record.num_responses:
+            registry.observe(f.RESPONSE_TOKENS, record.num_output_tokens / record.num_responses)
+        if self._write_line is not None:
+            self._unwritten.append(record)
+
+    def gauges(self, snapshot: SchedulerSnapshot) -> None:
+        registry = self._registry
+        registry.set(f.REQUESTS_RUNNING, snapshot.running)
+        registry.set(f.REQUESTS_WAITING, sum(snapshot.waiting.values()))
+        for engine in snapshot.engines:
+            load, name = engine.load, engine.name
+            registry.set(f.SEQUENCE_LIMIT, engine.limits.sequences, engine=name)
+            registry.set(f.ENGINE_UP, float(engine.health == "up"), engine=name)
+            registry.set(f.ENGINE_RUNNING, load.running, engine=name)
+            registry.set(f.ENGINE_WAITING, load.waiting, engine=name)
+            registry.set(f.KV_BLOCKS_FREE, load.free_blocks, engine=name)
+            registry.set(f.KV_BLOCKS_USED, load.total_blocks - load.free_blocks, engine=name)
+            registry.set(f.DECODE_STEP_AVERAGE, load.decode_step_ns / 1e9, engine=name)
+            registry.add_up_to(f.PREFIX_HIT_TOKENS, load.prefix_hit_tokens, engine=name)
+            registry.add_up_to(f.PREEMPTIONS, load.preemptions, engine=name)
+            registry.add_up_to(f.ENGINE_STEPS, load.steps, engine=name)
+
+    def write_log(self) -> None:
+        """Write the lines of the requests that finished since the last call."""
+        while self._write_line is not None and self._unwritten:
+            self._write_line(log_line(self._unwritten.popleft()))
+
+
+def durations(stamps: Stamps, num_output_tokens: int) -> dict[f.Family, float]:
+    """Seconds of each stage that the request reached both ends of."""
+    stages = {
+        f.TOKENIZE: (stamps.received_ns, stamps.tokenized_ns),
+        f.QUEUE_WAIT: (stamps.tokenized_ns, stamps.dispatched_ns),
+        f.PREFILL: (stamps.prefill_start_ns, stamps.first_token_ns),
+        f.TIME_TO_FIRST_TOKEN: (stamps.received_ns, stamps.first_sent_ns),
+        f.REQUEST_LATENCY: (stamps.received_ns, stamps.finished_ns),
+    }
+    seconds = {family: (end - start) / 1e9 for family, (start, end) in stages.items() if 0 < start <= end}
+    if num_output_tokens > 1 and 0 < stamps.first_token_ns <= stamps.last_token_ns:
+        gap_ns = (stamps.last_token_ns - stamps.first_token_ns) / (num_output_tokens - 1)
+        seconds[f.INTER_TOKEN_LATENCY] = gap_ns / 1e9
+    return seconds
+
+
+def log_line(record: FinishedRequest) -> str:
+    """One JSON document: identity, outcome, counts and every stamp in ms after arrival (null: not reached)."""
+    stamps = record.stamps
+    after_ms = {
+        name.removesuffix("_ns") + "_ms": round((value - stamps.received_ns) / 1e6, 3) if value else None
+        for name in Stamps.__dataclass_fields__
+        if name != "received_ns"
+        for value in (getattr(stamps, name),)
+    }
+    line = {
+        "event": "request",
+        "id": record.request_id,
+        "outcome": record.outcome.value,
+        "priority": record.priority.name.lower(),
+        "tenant": record.tenant,
+        "engine": record.engine,
+        "prompt_tokens": record.num_input_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.num_output_tokens,
+        "responses": record.num_responses,
+        **after_ms,
+    }
+    if record.error:
+        line["error"] = record.error
+    return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,97 @@
+"""Claims about what a finished request leaves behind: metrics and one log line."""
+
+from __future__ import annotations
+
+import json
+
+from tritandem.contracts import LoadSnapshot, Outcome, PriorityClass, Stamps
+from tritandem.scheduler import FinishedRequest, SchedulerSnapshot
+from tritandem.scheduler.batch_limits import BatchLimits
+from tritandem.scheduler.ports import EngineStatus
+from tritandem.telemetry.registry import Registry
+from tritandem.triton_io.observer import RequestObserver, durations
+
+MS = 1_000_000
+STAMPS = Stamps(
+    received_ns=1000 * MS,
+    tokenized_ns=1002 * MS,
+    dispatched_ns=1010 * MS,
+    accepted_ns=1011 * MS,
+    prefill_start_ns=1012 * MS,
+    first_token_ns=1032 * MS,
+    last_token_ns=1132 * MS,
+    first_sent_ns=1034 * MS,
+    finished_ns=1140 * MS,
+)
+
+
+def record(**changes: object) -> FinishedRequest:
+    fields: dict[str, object] = {
+        "request_id": "a",
+        "outcome": Outcome.COMPLETED,
+        "priority": PriorityClass.INTERACTIVE,
+        "tenant": "t",
+        "stamps": STAMPS,
+        "num_input_tokens": 7,
+        "num_output_tokens": 11,
+        "cached_tokens": 0,
+        "num_responses": 4,
+        "engine": "engine",
+        "error": "",
+    }
+    return FinishedRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_each_stage_is_measured_between_its_own_stamps() -> None:
+    seconds = {family.name: value for family, value in durations(STAMPS, 11).items()}
+    assert seconds == {
+        "tritandem_tokenize_seconds": 0.002,
+        "tritandem_queue_wait_seconds": 0.008,
+        "tritandem_prefill_seconds": 0.020,
+        "tritandem_time_to_first_token_seconds": 0.034,
+        "tritandem_request_latency_seconds": 0.140,
+        "tritandem_inter_token_latency_seconds": 0.010,
+    }
+
+
+def test_stages_that_were_not_reached_are_not_measured() -> None:
+    rejected = Stamps(received_ns=5 * MS, finished_ns=6 * MS)
+    assert [family.name for family in durations(rejected, 0)] == ["tritandem_request_latency_seconds"]
+
+
+def test_a_finished_request_counts_once_under_its_outcome() -> None:
+    registry = Registry()
+    RequestObserver(registry, None).finished(record(outcome=Outcome.EXPIRED))
+    counted = {c.labels: c.value for c in registry.changes() if c.name == "tritandem_requests_total"}
+    assert counted == {(("outcome", "EXPIRED"), ("priority", "interactive")): 1.0}
+
+
+def test_the_log_line_tells_every_stage_in_ms_after_arrival() -> None:
+    lines: list[str] = []
+    observer = RequestObserver(Registry(), lines.append)
+    observer.finished(record(error="FAILED: the engine died", outcome=Outcome.FAILED))
+    assert lines == []
+    observer.write_log()
+    observer.write_log()
+    [line] = [json.loads(text) for text in lines]
+    assert line["outcome"] == "FAILED"
+    assert line["error"] == "FAILED: the engine died"
+    assert (line["tokenized_ms"], line["first_sent_ms"], line["finished_ms"]) == (2.0, 34.0, 140.0)
+
+
+def test_engine_gauges_carry_the_engines_name_and_counters_follow_its_totals() -> None:
+    registry = Registry()
+    observer = RequestObserver(registry, None)
+
+    def snapshot(load: LoadSnapshot) -> SchedulerSnapshot:
+        engine = EngineStatus("engine", "up", 3, 100, BatchLimits(16, 512), load)
+        return SchedulerSnapshot(True, False, 5, {PriorityClass.NORMAL: 2}, 40, 3, {}, 0, 0, 8192, (engine,))
+
+    observer.gauges(snapshot(LoadSnapshot(running=3, free_blocks=60, total_blocks=100, preemptions=2)))
+    first = {c.name: c.value for c in registry.changes()}
+    assert first["tritandem_requests_waiting"] == 2
+    assert first["tritandem_kv_blocks_used"] == 40
+    assert first["tritandem_sequence_limit"] == 16
+    assert first["tritandem_preemptions_total"] == 2
+    observer.gauges(snapshot(LoadSnapshot(running=3, free_blocks=60, total_blocks=100, preemptions=5)))
+    assert {c.name: c.value for c in registry.changes()} == {"tritandem_preemptions_total": 3.0}
