@@ -66,6 +66,7 @@ class FakeEngine:
         )
         self._live: dict[int, tuple[EngineRequest, int]] = {}  # request, tokens made
         self._outbox: deque[TokenBatch] = deque()
+        self._lives = 0
 
     # The port -------------------------------------------------------------------------------------
 
@@ -98,12 +99,14 @@ class FakeEngine:
     def stream(self) -> Iterator[TokenBatch]:
         with self.changed:
             self.streams += 1
+            life = self._lives
         while True:
             with self.changed:
                 self.changed.wait_for(
-                    lambda: self.dead or self._outbox or not self._live or self._automatic, timeout=WAIT_S
+                    lambda: self.dead or self._lives != life or self._outbox or not self._live or self._automatic,
+                    timeout=WAIT_S,
                 )
-                if self.dead:
+                if self.dead or self._lives != life:
                     raise EngineFailed(f"{self.name} is dead")
                 if self._outbox:
                     batch = self._outbox.popleft()
@@ -125,10 +128,18 @@ class FakeEngine:
             self.changed.notify_all()
 
     def kill(self) -> None:
+        """The process is gone: open streams break, and a revived one knows nothing of before."""
         with self.changed:
             self.dead = True
+            self._lives += 1
+            self.forget()
+
+    def forget(self) -> None:
+        """Lose every sequence without a word."""
+        with self.changed:
             self._live.clear()
             self._outbox.clear()
+            self._load = replace(self._load, steps=0)
             self.changed.notify_all()
 
     def revive(self) -> None:

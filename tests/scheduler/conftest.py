@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tritandem.config import SchedulerConfig
-from tritandem.contracts import EnginePort, GenerationRequest, SamplingParams
-from tritandem.scheduler import FinishedRequest, SchedulerService, SchedulerSnapshot
+from tritandem.contracts import EnginePort
+from tritandem.scheduler import SchedulerService
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes.text_streams import FakeTextStreams  # noqa: E402
-
-
-class RecordingObserver:
-    def __init__(self) -> None:
-        self.records: list[FinishedRequest] = []
-
-    def finished(self, record: FinishedRequest) -> None:
-        self.records.append(record)
-
-    def gauges(self, snapshot: SchedulerSnapshot) -> None:
-        assert snapshot.buffered_chars >= 0
-
-
-class Running:
-    """A service with what its test wants to look at."""
-
-    def __init__(self, service: SchedulerService, observer: RecordingObserver, text: FakeTextStreams) -> None:
-        self.service, self.observer, self.text = service, observer, text
-
-
-Start = Callable[..., Running]
+from fakes.scheduling import RecordingObserver, Running, Start, wait_until
+from fakes.text_streams import FakeTextStreams
 
 
 @pytest.fixture
@@ -61,20 +40,3 @@ def start() -> Iterator[Start]:
         outcomes = running.service.snapshot().outcomes
         assert sum(outcomes.values()) == len(running.observer.records)
         running.service.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """For states nobody announces; wakes often, fails loudly."""
-    import threading
-    import time
-
-    until, tick = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < until, "not within the time"
-        tick.wait(0.001)
-
-
-def request(first_id: int = 1, max_tokens: int = 4, prompt_tokens: int = 3, **fields: object) -> GenerationRequest:
-    ids = np.full(prompt_tokens, first_id, dtype=np.int32)
-    fields.setdefault("request_id", f"r{first_id}")
-    return GenerationRequest(input_ids=ids, sampling=SamplingParams(max_tokens=max_tokens), **fields)  # type: ignore[arg-type]

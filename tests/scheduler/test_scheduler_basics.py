@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conftest import Start, request
 from fakes.engine_port import FakeEngine, answer_tokens
+from fakes.scheduling import Start, request
 from fakes.sinks import RecordingSink
 from fakes.text_streams import text_of
 from tritandem.contracts import FinishReason, Outcome, OutputOptions

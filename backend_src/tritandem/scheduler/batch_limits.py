@@ -15,6 +15,7 @@ FAST = 0.85  # only a step this far under the target grows them: the band betwee
 SHRINK = 0.85
 GROW_SHARE = 1 / 16
 SETTLE_STEPS = 16  # steps between two changes, so that the moving average shows the last one
+MIN_SEQUENCES = 8  # fewer cost about the same step: reading the weights dominates it
 MIN_PREFILL_TOKENS = 256
 UNMEASURED_PREFILL_TOKENS = 8192
 PREFILL_AHEAD_NS = 100_000_000  # an engine gets prompts for so long at most: what it holds cannot be overtaken
@@ -61,7 +62,8 @@ def adjust(limits: BatchLimits, load: LoadSnapshot, sequences: int, target_step_
         if load.waiting_tokens > 0 and prefill > MIN_PREFILL_TOKENS:
             prefill = max(MIN_PREFILL_TOKENS, int(prefill * SHRINK))
         else:
-            most = max(1, int(min(most, max(load.running, 1)) * SHRINK))
+            floor = min(MIN_SEQUENCES, load.max_sequences)
+            most = min(most, max(floor, int(min(most, load.running) * SHRINK)))
     elif load.decode_step_ns < FAST * target_step_ns:
         if sequences >= most:
             most = min(load.max_sequences, most + max(1, int(load.max_sequences * GROW_SHARE)))

@@ -79,7 +79,7 @@ class CancelWatch:
         self._ring = Ring()
         self._mean_cost_s = 0.0001
         self._wake = threading.Event()
-        self._closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tritandem-cancel-watch", daemon=True)
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class CancelWatch:
         self._wake.set()
 
     def close(self, timeout_s: float) -> bool:
-        self._closed = True
+        self._closing.set()
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -99,7 +99,7 @@ class CancelWatch:
 
     def _run(self) -> None:
         due_s = time.monotonic()
-        while not self._closed:
+        while not self._closing.is_set():
             while self._arrived:
                 self._ring.add(self._arrived.popleft())
             ticket = self._ring.next()
@@ -111,11 +111,7 @@ class CancelWatch:
             self._ask(ticket)
             due_s = max(due_s, time.monotonic() - self._poll_s)
             due_s += next_pause_s(len(self._ring), self._mean_cost_s, self._poll_s)
-            self._pause_until(due_s)
-
-    def _pause_until(self, due_s: float) -> None:
-        while not self._closed and (left_s := due_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, 0.05))
+            self._closing.wait(max(0.0, due_s - time.monotonic()))
 
     def _ask(self, ticket: Ticket) -> None:
         wall_s, cpu_s = time.perf_counter(), time.thread_time()

@@ -8,21 +8,21 @@ only keeps the books they look at.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 
 from ..config import SchedulerConfig
 from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, Saturated, TritandemError
 from .admission import AdmissionLimits, QueueState, decide, expected_tokens, total_load
-from .batch_limits import BatchLimits, adjust, initial
+from .batch_limits import adjust, initial
+from .books import Book
 from .desk import Desk
-from .dispatch import Demand, EngineView, choose
-from .engine_link import EngineLink, Health
+from .dispatch import Demand, choose
+from .engine_link import EngineLink
 from .lifecycle import State, ended_by_error
 from .policy.deadline import too_late
 from .policy.prefix import head_start_ns
 from .policy.waiting import PolicyConfig, Waiting
 from .ports import EngineStatus, SchedulerSnapshot
-from .prefix_map import PrefixMap, prefix_hashes
+from .prefix_map import prefix_hashes
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
 
@@ -30,44 +30,8 @@ MAX_SUBMISSIONS = 3  # a request that has seen this many engines fail is likely 
 HOUSEKEEPING_NS = 250_000_000
 OUTAGE_GRACE_NS = 500_000_000  # without any engine this long, what waits is failed
 CONNECT_GRACE_NS = 60_000_000_000  # the same at start-up, while engines load
+RETRY_NS = 10_000_000  # room may appear without a message, when an engine reports free blocks
 FULL_PAUSE_NS = 20_000_000  # an engine that said "saturated" is left alone for so long
-
-
-@dataclass(slots=True)
-class Book:
-    """One engine's share: what was handed over and has not ended."""
-
-    link: EngineLink
-    prefixes: PrefixMap = field(default_factory=PrefixMap)
-    limits: BatchLimits = field(default_factory=BatchLimits)
-    tickets: dict[int, Ticket] = field(default_factory=dict)  # by ticket number
-    committed_tokens: int = 0
-    prefilling_tokens: int = 0
-    full_until_ns: int = 0
-
-    @property
-    def up(self) -> bool:
-        return self.link.health is Health.UP
-
-    def add(self, ticket: Ticket, expected_tokens: int) -> None:
-        self.tickets[ticket.number] = ticket
-        self.committed_tokens += expected_tokens
-        self.prefilling_tokens += len(ticket.request.input_ids)
-        ticket.prefilling = True
-
-    def prefilled(self, ticket: Ticket) -> None:
-        if ticket.prefilling:
-            ticket.prefilling = False
-            self.prefilling_tokens -= len(ticket.request.input_ids)
-
-    def remove(self, ticket: Ticket) -> None:
-        assert ticket.entry is not None
-        del self.tickets[ticket.number]
-        self.committed_tokens -= ticket.entry.tokens
-        self.prefilled(ticket)
-
-    def view(self) -> EngineView:
-        return EngineView(self.link.load, self.limits, len(self.tickets), self.committed_tokens, self.prefilling_tokens)
 
 
 class SchedulerCore:
@@ -82,6 +46,7 @@ class SchedulerCore:
         self._queued = QueueState()
         self._limits = AdmissionLimits(config.max_queued_requests, config.max_queued_tokens)
         self._deadlines: list[tuple[int, int, Ticket]] = []
+        self._blocked = False  # the first of the queue has found no room
         self._hold_until_ns = 0  # end of the tick in which arrivals are merged
         self._housekeeping_ns = now_ns
         self._outage_ns: int | None = now_ns + CONNECT_GRACE_NS  # from when on waiting is pointless
@@ -102,6 +67,9 @@ class SchedulerCore:
         request = ticket.request
         load = self._total_load()
         refusal = decide(request, load, self._queued, self._limits, now_ns)
+        if isinstance(refusal, Saturated) and self._queue and not self._blocked:
+            self._dispatch(now_ns)  # the queue may look full only because its tick is not over
+            refusal = decide(request, load, self._queued, self._limits, now_ns)
         if refusal is None and self._outage_ns is not None and now_ns >= self._outage_ns:
             refusal = EngineFailed("no engine answers")
         if refusal is not None:
@@ -124,7 +92,7 @@ class SchedulerCore:
             head_start_ns=head_start_ns(cached_tokens, load.prefill_token_ns),
         )
         if not self._queue:
-            self._hold_until_ns = now_ns + int(self._config.tick_s * 1e9)
+            self._hold_until_ns, self._blocked = now_ns + int(self._config.tick_s * 1e9), False
         self._enqueue(ticket, ticket.entry, now_ns)
 
     def ended(self, ticket: Ticket) -> None:
@@ -190,10 +158,7 @@ class SchedulerCore:
         if self._deadlines:
             due_ns = min(due_ns, self._deadlines[0][0])
         if self._queue:
-            wake_ns = [book.full_until_ns for book in self._books.values() if book.full_until_ns > now_ns]
-            if self._hold_until_ns > now_ns:
-                wake_ns.append(self._hold_until_ns)
-            due_ns = min([due_ns, *wake_ns])
+            due_ns = min(due_ns, max(self._hold_until_ns, now_ns + RETRY_NS) if self._blocked else self._hold_until_ns)
         return max(0.0, (due_ns - now_ns) / 1e9)
 
     def work(self, now_ns: int) -> None:
@@ -210,6 +175,7 @@ class SchedulerCore:
     def _dispatch(self, now_ns: int) -> None:
         """Hand over, in order, whatever finds room; one submit per engine. The first without room ends it."""
         handed: dict[EngineLink, list[Ticket]] = {}
+        self._blocked = False
         while (ticket := self._queue.peek(now_ns)) is not None:
             assert ticket.entry is not None
             books = [book for book in self._up() if now_ns >= book.full_until_ns]
@@ -217,6 +183,7 @@ class SchedulerCore:
             cached = [book.prefixes.cached_tokens(ticket.prefix_hashes) for book in books]
             chosen = choose([book.view() for book in books], demand, cached)
             if chosen is None:
+                self._blocked = True
                 break
             book = books[chosen]
             self._dequeue(ticket)

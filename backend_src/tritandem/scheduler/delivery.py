@@ -33,7 +33,7 @@ class _Broken:
 
 
 class TokenRouter:
-    """`routes` is shared: the engine's caller thread adds, the scheduling thread removes (single dict operations)."""
+    """`routes` is shared by the engine's threads and the scheduling thread: single dict operations only."""
 
     def __init__(self, text: TextStreamsPort, desk: Desk, on_first_token: Callable[[Ticket], None]) -> None:
         self.routes: dict[int, Ticket] = {}
@@ -74,8 +74,7 @@ class TokenRouter:
                     desk.append(ticket, text, used)
                 if ending is not None:  # still under the lock: text and end go out in one response
                     desk.end_locked(ticket, ending)
-                    if ending.engine_knows:
-                        routes.pop(all_ids[row], None)
+                    routes.pop(all_ids[row], None)
 
     def _note(self, ticket: Ticket, batch: TokenBatch, row: int) -> None:
         ticket.engine_stamps = batch.stamps_ns[row].copy()

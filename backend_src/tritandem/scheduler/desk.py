@@ -90,6 +90,17 @@ class Desk:
         with self.lock:
             return self.end_locked(ticket, ending)
 
+    def undeliverable(self, ticket: Ticket, error: EngineFailed) -> None:
+        """A sender holds `ticket` and its sink refused a response: nothing follows but this error."""
+        with self.lock:
+            self._drop_text(ticket)
+            ending = ended_by_error(error)
+            if ticket.life.state is not State.ENDED:
+                self.end_locked(ticket, ending)
+            else:
+                self.outcomes[ticket.life.amend(ending).outcome] -= 1
+                self.outcomes[ending.outcome] += 1
+
     def take(self, previous: Ticket | None) -> Parcel | None:
         """Return the ticket a sender is done with and wait for the next; None once closed and empty."""
         with self.lock:

@@ -70,6 +70,7 @@ class EngineLink:
         self._submits: list[Ticket] = []
         self._cancels: list[int] = []
         self._orphans: list[int] = []
+        self._submitting = False  # the engine may not know the newest routes yet
         self._probe = True
         self._closed = False
         self._threads = [
@@ -108,7 +109,8 @@ class EngineLink:
                 return
             log.warning("engine %s is left out: %s", self.name, error)
             self.health = Health.DOWN
-            self._orphans.extend(self._router.routes)
+            self.load = LoadSnapshot()
+            self._orphans += [*self._router.routes, *self._cancels]
             self._router.routes.clear()
             self._submits, self._cancels = [], []
             self._wake.notify_all()
@@ -158,6 +160,7 @@ class EngineLink:
             except Exception as error:
                 self.declare_down(error)
                 with self._wake:
+                    self._orphans += cancels
                     self._wake.wait_for(lambda: self._closed, retry_s)
                 retry_s = min(LAST_RETRY_S, 2 * retry_s)
 
@@ -179,7 +182,8 @@ class EngineLink:
     def _ask_load(self) -> None:
         answer = self._call(self.port.load)
         assert isinstance(answer, LoadSnapshot)
-        self.load = answer
+        if answer.steps >= self.load.steps or self.live() == 0:  # a stream message may have overtaken it
+            self.load = answer
 
     def _try_to_connect(self) -> None:
         self._ask_load()
@@ -214,8 +218,12 @@ class EngineLink:
             if self._out():
                 return  # declared down meanwhile: `down` has dealt with these tickets
             self._router.routes.update(zip([request.seq_id for request in requests], accepted, strict=True))
+            self._submitting = True
             self._wake.notify_all()  # the reader opens the stream while the call is under way
-        answers = self._call(lambda: self.port.submit(requests))
+        try:
+            answers = self._call(lambda: self.port.submit(requests))
+        finally:
+            self._submitting = False
         assert isinstance(answers, list)
         for ticket, request, refusal in zip(accepted, requests, answers, strict=True):
             if refusal is not None:
@@ -241,19 +249,28 @@ class EngineLink:
                 self._wake.wait_for(lambda: self._closed or (self.health is Health.UP and self.live() > 0))
                 if self._closed:
                     return
+                owed = [] if self._submitting else list(self._router.routes)
             messages = 0
             try:
                 for batch in self.port.stream():
                     messages += 1
-                    self.last_heard_ns = self._clock()
-                    self.load = batch.load
+                    self._heard(batch.load)
                     self._router.deliver(batch)
+                if messages == 0 and any(seq_id in self._router.routes for seq_id in owed):
+                    raise EngineFailed("it no longer knows its sequences")
             except Exception as error:
                 self.declare_down(error)
                 continue
             if messages == 0:
                 with self._wake:
                     self._wake.wait_for(lambda: self._closed, REOPEN_PAUSE_S)
+
+    def _heard(self, load: LoadSnapshot) -> None:
+        """Step counts only grow in the life of an engine: a smaller one is another engine under the same name."""
+        self.last_heard_ns = self._clock()
+        if load.steps < self.load.steps:
+            raise EngineFailed("it was restarted")
+        self.load = load
 
 
 def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:

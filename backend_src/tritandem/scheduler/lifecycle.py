@@ -79,6 +79,13 @@ class Life:
         self.state, self.ending = State.ENDED, ending
         return True
 
+    def amend(self, ending: Ending) -> Ending:
+        """It had ended, but its end could not be delivered whole: what the client gets is this. Returns the old end."""
+        if self.ending is None:
+            raise IllegalTransition("amended before its end")
+        old, self.ending = self.ending, ending
+        return old
+
 
 STOP_WORD = Ending(Outcome.COMPLETED, reason=FinishReason.STOP)
 STOP_WORD_AT_END = Ending(Outcome.COMPLETED, reason=FinishReason.STOP, engine_knows=True)

@@ -18,11 +18,8 @@ MAX_REMEMBERED = 32_768
 def prefix_hashes(prompt_ids: Int32Array) -> list[int]:
     """Hash i stands for the first (i + 1) * PIECE_TOKENS ids; the last id never counts, it is always computed."""
     hashes, chain = [], 0
-    for start in range(0, min(len(prompt_ids) - 1, PIECE_TOKENS * MAX_PIECES), PIECE_TOKENS):
-        piece = prompt_ids[start : start + PIECE_TOKENS]
-        if len(piece) < PIECE_TOKENS:
-            break
-        chain = hash((chain, piece.tobytes()))
+    for piece in range(min((len(prompt_ids) - 1) // PIECE_TOKENS, MAX_PIECES)):
+        chain = hash((chain, prompt_ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS].tobytes()))
         hashes.append(chain)
     return hashes
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from ..contracts import Chunk, EngineFailed, TritandemError
 from .desk import Desk, Parcel
-from .lifecycle import ended_by_error
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Senders:
         try:
             ticket.sink.send(self._chunk(parcel))
         except Exception as error:
-            self._desk.end(ticket, ended_by_error(EngineFailed(f"a response could not be delivered: {error}")))
+            self._desk.undeliverable(ticket, _refused(error))
             return
         if ticket.first_sent_ns == 0:
             ticket.first_sent_ns = self._clock()
@@ -66,25 +65,25 @@ class Senders:
     def _last(self, parcel: Parcel) -> None:
         ticket, ending = parcel.ticket, parcel.ending
         assert ending is not None
+        error = ending.error
         try:
-            if ending.error is None:
+            if error is None:
                 if ticket.first_sent_ns == 0:
                     ticket.first_sent_ns = self._clock()
                 ticket.sink.finish(self._chunk(parcel))
-            else:
-                if parcel.texts:
-                    ticket.sink.send(self._chunk(parcel))
-                ticket.sink.fail(ending.error)
-        except Exception as error:
-            log.warning("request %s: its last response could not be delivered: %s", ticket.request.request_id, error)
-            self._give_up(ticket, ending.error, error)
+            elif parcel.texts:
+                ticket.sink.send(self._chunk(parcel))
+        except Exception as cause:
+            error = _refused(cause)
+            self._desk.undeliverable(ticket, error)
+        if error is not None:
+            self._fail(ticket, error)
 
-    def _give_up(self, ticket: Ticket, ending_error: TritandemError | None, cause: Exception) -> None:
-        """The sink refused the end: one more try with the smallest possible response."""
+    def _fail(self, ticket: Ticket, error: TritandemError) -> None:
         try:
-            ticket.sink.fail(ending_error or EngineFailed(f"the last response could not be delivered: {cause}"))
-        except Exception as error:
-            log.error("request %s: the sink is broken: %s", ticket.request.request_id, error)
+            ticket.sink.fail(error)
+        except Exception as cause:
+            log.error("request %s: not even an error could be delivered: %s", ticket.request.request_id, cause)
 
     def _chunk(self, parcel: Parcel) -> Chunk:
         ticket, ending = parcel.ticket, parcel.ending
@@ -103,3 +102,7 @@ class Senders:
             logprobs=parcel.logprobs,
             stamps=ticket.stamps(self._clock()) if ended_well else None,
         )
+
+
+def _refused(cause: Exception) -> EngineFailed:
+    return EngineFailed(f"a response could not be delivered: {cause}")

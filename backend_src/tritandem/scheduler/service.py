@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..config import SchedulerConfig
-from ..contracts import EngineFailed, EnginePort, GenerationRequest, ResponseSink
+from ..contracts import Draining, EngineFailed, EnginePort, GenerationRequest, ResponseSink
 from .cancel_watch import CancelWatch
 from .core import SchedulerCore
 from .delivery import TokenRouter
@@ -53,7 +53,9 @@ class SchedulerService:
         self._by_id: dict[str, list[Ticket]] = {}
         self._all_done = threading.Condition()  # guards _open, _by_id
         self._numbers = itertools.count()
-        self._draining = self._closed = self._started = False
+        self._draining = self._started = False
+        self._closed = False  # under _all_done: no submission after that
+        self._stopping = False  # under _wake: the scheduling thread returns
 
         self._desk = Desk(config.max_buffered_chars, lambda ticket: self._post(lambda: self._core.ended(ticket)))
         self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered)
@@ -97,21 +99,23 @@ class SchedulerService:
         self._draining = True
         self._post(self._core.drain)
         with self._all_done:
+            if self._closed or not self._started:
+                return
+            self._closed = True
             left = list(self._open.values())
         for ticket in left:
             self._desk.end(ticket, ended_by_error(EngineFailed("the server shut down before the answer was complete")))
         with self._all_done:
             self._all_done.wait_for(lambda: not self._open, CLOSE_PATIENCE_S)
         stuck = [] if self._watch.close(CLOSE_PATIENCE_S) else ["cancel watch"]
-        self._ask(lambda: None)  # every cancel that follows from the ends above is with its engine's link now
+        self._ask(_nothing)  # every cancel that follows from the ends above is with its engine's link now
         stuck += [link.name for link in self._core.links if not link.close(CLOSE_PATIENCE_S)]
         with self._wake:
-            self._closed = True
+            self._stopping = True
             self._wake.notify_all()
-        if self._started:
-            self._thread.join(CLOSE_PATIENCE_S)
+        self._thread.join(CLOSE_PATIENCE_S)
         self._desk.close()
-        if self._started and not self._senders.join(CLOSE_PATIENCE_S):
+        if not self._senders.join(CLOSE_PATIENCE_S):
             stuck.append("senders")
         if stuck:
             log.warning("still busy at close: %s", ", ".join(stuck))
@@ -122,11 +126,13 @@ class SchedulerService:
         """Take a request. Never blocks and never raises: whatever happens, it ends once through `sink`."""
         ticket = Ticket(next(self._numbers), request, sink, self._clock())
         with self._all_done:
-            self._open[ticket.number] = ticket
-            if request.request_id:
-                self._by_id.setdefault(request.request_id, []).append(ticket)
-        if self._closed:
-            self._desk.end(ticket, ended_by_error(EngineFailed("the server is shut down")))
+            taken = not self._closed
+            if taken:
+                self._open[ticket.number] = ticket
+                if request.request_id:
+                    self._by_id.setdefault(request.request_id, []).append(ticket)
+        if not taken:
+            sink.fail(Draining())  # no thread is left to do it
             return
         self._post(lambda: self._core.arrived(ticket, self._clock()))
         self._watch.watch(ticket)
@@ -183,9 +189,9 @@ class SchedulerService:
         while True:
             pause_s = self._core.pause_s(self._clock())
             with self._wake:
-                if not self._mail and pause_s > 0 and not self._closed:
+                if not self._mail and pause_s > 0 and not self._stopping:
                     self._wake.wait(pause_s)
-                if self._closed and not self._mail:
+                if self._stopping and not self._mail:
                     return
                 mail, self._mail = self._mail, deque()
             for message in mail:
@@ -234,3 +240,7 @@ class SchedulerService:
             engine=ticket.engine_name,
             error="" if ending.error is None else ending.error.public_message(),
         )
+
+
+def _nothing() -> None:
+    """Asked only to learn that everything before it has been done."""

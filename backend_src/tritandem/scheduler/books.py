@@ -1,0 +1,51 @@
+"""What one engine has been given and has not finished: the numbers that permits are decided by.
+
+Owned by the scheduling thread; knows nothing about how a request gets there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .batch_limits import BatchLimits
+from .dispatch import EngineView
+from .engine_link import EngineLink, Health
+from .prefix_map import PrefixMap
+from .ticket import Ticket
+
+
+@dataclass(slots=True)
+class Book:
+    """One engine's share."""
+
+    link: EngineLink
+    prefixes: PrefixMap = field(default_factory=PrefixMap)
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    tickets: dict[int, Ticket] = field(default_factory=dict)  # by ticket number
+    committed_tokens: int = 0
+    prefilling_tokens: int = 0
+    full_until_ns: int = 0
+
+    @property
+    def up(self) -> bool:
+        return self.link.health is Health.UP
+
+    def add(self, ticket: Ticket, expected_tokens: int) -> None:
+        self.tickets[ticket.number] = ticket
+        self.committed_tokens += expected_tokens
+        self.prefilling_tokens += len(ticket.request.input_ids)
+        ticket.prefilling = True
+
+    def prefilled(self, ticket: Ticket) -> None:
+        if ticket.prefilling:
+            ticket.prefilling = False
+            self.prefilling_tokens -= len(ticket.request.input_ids)
+
+    def remove(self, ticket: Ticket) -> None:
+        assert ticket.entry is not None
+        del self.tickets[ticket.number]
+        self.committed_tokens -= ticket.entry.tokens
+        self.prefilled(ticket)
+
+    def view(self) -> EngineView:
+        return EngineView(self.link.load, self.limits, len(self.tickets), self.committed_tokens, self.prefilling_tokens)

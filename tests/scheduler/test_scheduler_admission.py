@@ -1,0 +1,98 @@
+"""Claims about who may wait."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.scheduling import request
+from tritandem.contracts import DeadlineExpired, Draining, InvalidRequest, LoadSnapshot, Saturated
+from tritandem.scheduler.admission import (
+    AdmissionLimits,
+    QueueState,
+    decide,
+    expected_tokens,
+    never_fits,
+    retry_after_s,
+    total_load,
+)
+
+LIMITS = AdmissionLimits(max_requests=4, max_tokens=1000)
+LOAD = LoadSnapshot(
+    total_blocks=64,
+    free_blocks=64,
+    block_tokens=16,
+    max_sequences=8,
+    max_context_tokens=512,
+    decode_step_ns=10_000_000,
+    prefill_token_ns=100_000,
+)
+
+
+def test_a_request_that_fits_may_wait() -> None:
+    assert decide(request(), LOAD, QueueState(), LIMITS, 0) is None
+
+
+def test_the_queue_is_bounded_by_requests() -> None:
+    assert decide(request(), LOAD, QueueState(3, 3, 3), LIMITS, 0) is None
+    refusal = decide(request(), LOAD, QueueState(4, 4, 4), LIMITS, 0)
+    assert type(refusal) is Saturated
+
+
+def test_the_queue_is_bounded_by_tokens() -> None:
+    demand = request(prompt_tokens=10, max_tokens=90)
+    assert decide(demand, LOAD, QueueState(1, 300, 600), LIMITS, 0) is None
+    assert type(decide(demand, LOAD, QueueState(1, 300, 601), LIMITS, 0)) is Saturated
+
+
+def test_one_large_request_may_wait_in_an_empty_queue() -> None:
+    small = AdmissionLimits(max_requests=4, max_tokens=10)
+    assert decide(request(max_tokens=100), LOAD, QueueState(), small, 0) is None
+
+
+def test_draining_refuses_everybody() -> None:
+    assert type(decide(request(), LOAD, QueueState(), AdmissionLimits(4, 1000, accepting=False), 0)) is Draining
+
+
+def test_a_deadline_that_has_passed_is_no_work() -> None:
+    late = request(deadline_ns=5)
+    assert decide(late, LOAD, QueueState(), LIMITS, 4) is None
+    assert type(decide(late, LOAD, QueueState(), LIMITS, 5)) is DeadlineExpired
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "field"), [(512, 1, "text_input"), (500, 13, "max_tokens"), (500, 12, None)]
+)
+def test_what_can_never_fit_is_invalid_and_names_the_field(prompt: int, output: int, field: str | None) -> None:
+    refusal = never_fits(prompt, output, LOAD)
+    assert (refusal.field_name if refusal else None) == field
+
+
+def test_kv_blocks_bound_a_request_where_they_are_fewer_than_the_context() -> None:
+    few_blocks = LoadSnapshot(total_blocks=4, block_tokens=16, max_context_tokens=512)
+    assert never_fits(60, 4, few_blocks) is None
+    assert isinstance(never_fits(60, 5, few_blocks), InvalidRequest)
+
+
+def test_unknown_limits_refuse_nothing() -> None:
+    assert never_fits(10**6, 10**6, LoadSnapshot()) is None
+
+
+def test_the_retry_hint_is_the_time_of_the_work_ahead() -> None:
+    queue = QueueState(requests=10, prompt_tokens=20_000, output_tokens=800)
+    assert retry_after_s(LOAD, queue) == pytest.approx(20_000 * 1e-4 + 800 / 8 * 0.01)
+    longer = QueueState(requests=20, prompt_tokens=40_000, output_tokens=1600)
+    assert retry_after_s(LOAD, longer) > retry_after_s(LOAD, queue)
+
+
+def test_expected_tokens_follow_measured_use_and_never_exceed_the_budget() -> None:
+    assert expected_tokens(10, 100, 1.0) == 110
+    assert expected_tokens(10, 1000, 0.1) == 10 + 125 + 16
+    assert expected_tokens(10, 5, 0.0) == 15
+
+
+def test_engines_side_by_side_add_up() -> None:
+    both = total_load([LOAD, LOAD])
+    assert both.max_sequences == 16
+    assert both.free_blocks == 128
+    assert both.total_blocks == 64, "one sequence lives on one engine"
+    assert both.prefill_token_ns == 50_000
+    assert total_load([]) == LoadSnapshot()

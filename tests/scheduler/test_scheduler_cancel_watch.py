@@ -1,0 +1,89 @@
+"""Claims about asking clients whether they are still there."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.engine_port import FakeEngine
+from fakes.scheduling import Start, request, wait_until
+from fakes.sinks import RecordingSink
+from tritandem.contracts import LoadSnapshot
+from tritandem.scheduler.cancel_watch import BUDGET_SHARE, Ring, call_cost_s, next_pause_s
+from tritandem.scheduler.lifecycle import CLIENT_GONE
+from tritandem.scheduler.ticket import Ticket
+
+
+def ticket(number: int, tenant: str = "") -> Ticket:
+    return Ticket(number, request(number, tenant=tenant), RecordingSink(), 0)
+
+
+def test_few_streams_are_asked_every_poll_interval() -> None:
+    assert next_pause_s(streams=10, mean_cost_s=50e-6, poll_s=0.1) == pytest.approx(0.01)
+    assert next_pause_s(streams=0, mean_cost_s=50e-6, poll_s=0.1) == 0.1
+
+
+@pytest.mark.parametrize("streams", [1, 40, 1000, 10_000])
+def test_the_cost_stays_within_the_budget_however_many_streams_there_are(streams: int) -> None:
+    cost_s = 100e-6
+    calls_per_s = 1 / next_pause_s(streams, cost_s, poll_s=0.1)
+    assert calls_per_s * cost_s <= BUDGET_SHARE * 1.0001 or calls_per_s == pytest.approx(streams / 0.1)
+    assert calls_per_s * cost_s <= BUDGET_SHARE * 1.0001
+
+
+def test_a_call_is_charged_for_the_threads_it_wakes_but_never_more_than_it_took() -> None:
+    assert call_cost_s(wall_s=0.001, cpu_s=10e-6) == pytest.approx(30e-6)
+    assert call_cost_s(wall_s=20e-6, cpu_s=10e-6) == pytest.approx(20e-6)
+
+
+def test_everybody_has_a_turn_and_the_ended_leave() -> None:
+    ring, tickets = Ring(), [ticket(i) for i in range(3)]
+    for one in tickets:
+        ring.add(one)
+    assert [ring.next() for _ in range(4)] == [*tickets, tickets[0]]
+    tickets[1].life.end(CLIENT_GONE)
+    assert [ring.next() for _ in range(3)] == [tickets[2], tickets[0], tickets[2]]
+    assert len(ring) == 2
+
+
+def test_neighbours_of_one_that_has_gone_are_asked_at_once() -> None:
+    ring = Ring()
+    tickets = [ticket(i, tenant="dead" if i % 2 else "alive") for i in range(10)]
+    for one in tickets:
+        ring.add(one)
+    ring.next()
+    gone = ring.next()
+    assert gone is tickets[1]
+    gone.life.end(CLIENT_GONE)
+    ring.found_gone(gone)
+    assert [ring.next() for _ in range(4)] == [tickets[3], tickets[5], tickets[7], tickets[9]]
+
+
+def test_a_client_that_leaves_frees_the_engine_soon(start: Start) -> None:
+    engine = FakeEngine(automatic=False, load=LoadSnapshot(max_sequences=64, max_context_tokens=999))
+    running = start([engine], cancel_poll_s=0.02)
+    sinks = [RecordingSink() for _ in range(20)]
+    for i, sink in enumerate(sinks):
+        running.service.submit(request(i + 1), sink)
+    engine.wait_live(20)
+    for sink in sinks:
+        sink.gone = True
+    for sink in sinks:
+        sink.wait_end()
+    wait_until(lambda: not engine.live_ids())
+
+
+def test_a_sink_that_cannot_tell_is_taken_to_be_there(start: Start) -> None:
+    class Mute(RecordingSink):
+        def cancelled(self) -> bool:
+            self.asked += 1
+            raise RuntimeError("no answer")
+
+    engine, sink = FakeEngine(automatic=False), Mute()
+    running = start([engine])
+    running.service.submit(request(3), sink)
+    [seq_id] = engine.wait_live(1)
+    wait_until(lambda: sink.asked > 3)
+    from tritandem.contracts import FinishCode
+
+    engine.emit([(seq_id, [1], FinishCode.LENGTH)])
+    sink.wait_end()
+    assert sink.error is None
