@@ -60,31 +60,6 @@ def test_seeded_sampling_does_not_depend_on_the_batch() -> None:
         assert alone[one.seq_id].tokens == together[one.seq_id].tokens
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_random_admissions_cancellations_and_preemptions_lose_no_block(ahead: int) -> None:
-    rng = np.random.default_rng(ahead)
-    inner = make_runner(num_blocks=24, max_sequences=4, prefill_tokens_per_step=12)
-    runner = DelayedRunner(inner, ahead) if ahead else inner
-    rig = Rig(runner)
-    added = 0
-    shared = rng.integers(0, VOCAB, 12)
-    while added < 500 or not rig.core.idle():
-        if added < 500 and rng.random() < 0.6:
-            tail = rng.integers(0, VOCAB, rng.integers(1, 20))
-            ids = [*shared[: rng.integers(0, 13)], *tail] if rng.random() < 0.5 else tail
-            rig.add(request(added, ids, max_tokens=int(rng.integers(1, 14))))
-            added += 1
-        if rng.random() < 0.2:
-            rig.core.cancel(rng.integers(0, max(added, 1), 2).tolist())
-        rig.step()
-    rig.read()
-    assert rig.core.pool.free_blocks == rig.core.pool.total_blocks
-    assert sorted(rig.answers) == list(range(500))
-    assert all(answer.finish != FinishCode.RUNNING for answer in rig.answers.values())
-    assert rig.core.load().preemptions > 0
-    assert rig.core.load().prefix_hit_tokens > 0
-
-
 def test_a_cancelled_sequence_ends_once_and_others_do_not_notice() -> None:
     batch = mixed_requests(4, seed=8)
     undisturbed = Rig(make_runner()).run(batch)

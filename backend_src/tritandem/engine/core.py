@@ -102,12 +102,13 @@ class EngineCore:
         step = None if decision.drain else self._build(decision)
         if step is None:
             return False
+        launched_ns = time.monotonic_ns()
         try:
             self.runner.launch(step)
         except Exception as error:  # whatever broke, it must cost the sequences of this step at most
             self._step_failed(step, error)
             return True
-        self._step_launched(decision, step)
+        self._step_launched(decision, step, launched_ns)
         return True
 
     def _batch_state(self) -> BatchState:
@@ -181,14 +182,13 @@ class EngineCore:
         self._changes.add_blocks(sequence.slot, len(sequence.blocks), blocks)
         sequence.blocks.extend(blocks)
 
-    def _step_launched(self, decision: Decision, step: StepPlan) -> None:
+    def _step_launched(self, decision: Decision, step: StepPlan, launched_ns: int) -> None:
         self._changes.clear()
-        now = time.monotonic_ns()
         by_slot = {sequence.slot: sequence for sequence in self.running}
         rows = []
         for chunk in step.prefill:
             sequence = by_slot[chunk.slot]
-            sequence.prefill_start_ns = sequence.prefill_start_ns or now
+            sequence.prefill_start_ns = sequence.prefill_start_ns or launched_ns
             sequence.stored += len(chunk.ids)
             if chunk.last:
                 sequence.promised += 1

@@ -115,7 +115,8 @@ def packed_attention(
 
     Other keyword arguments are judged once, at load (`support.py`), and not again in every step.
     """
-    assert tritandem_sink is not None, "this attention runs inside PackedForward only"
+    if tritandem_sink is None:
+        raise RuntimeError("its layers do not pass keyword arguments on to attention")
     out = tritandem_sink(
         cast(int, module.layer_idx),
         query[0].transpose(0, 1),

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from ..config import EngineConfig
 from ..contracts import ConfigError
 from .forward import ATTENTION_NAME, LayerShape
-from .support import check_config, inspect_model
+from .support import UnsupportedModel, check_config, inspect_model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -114,7 +114,6 @@ def _build(
     config: EngineConfig,
     path: Path,
 ) -> PreTrainedModel:
-    # A model without the attention interface refuses our name, and the probe would find it missing anyway.
     try:
         if config.random_weights:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
@@ -125,7 +124,12 @@ def _build(
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"{path}: the weights do not fit into the memory of {device}") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except KeyError as error:
+        if error.args == (ATTENTION_NAME,):
+            reason = "its modelling code does not use transformers' attention interface"
+            raise UnsupportedModel(f"{model_config.model_type}: {reason}") from None
+        raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error!r}") from error
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error}") from error
 
 

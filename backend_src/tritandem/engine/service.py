@@ -37,7 +37,7 @@ class EngineService:
     """Starts its thread at once; `close` ends it and the runner."""
 
     def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
-        self._spec = runner.spec
+        self.spec = runner.spec
         self._outbox = Outbox()
         self._core = EngineCore(runner, self._outbox, prefix_cache)
         self._mail = threading.Condition()
@@ -100,7 +100,7 @@ class EngineService:
         if request.seq_id in self._live_ids:
             return InvalidRequest("seq_id", request.seq_id, "an id that is not in use")
         try:
-            validate(request, self._spec)
+            validate(request, self.spec)
         except InvalidRequest as error:
             return error
         self._live_ids.add(request.seq_id)
@@ -111,8 +111,9 @@ class EngineService:
 
     def _run(self) -> None:
         core = self._core
-        while self._read_mail():
+        while self._wait_for_work():
             try:
+                self._read_mail()
                 core.step()
             except Exception as error:  # a defect of ours: these requests fail, the process lives
                 log.exception("the engine's step failed")
@@ -121,17 +122,19 @@ class EngineService:
         core.cancel([*core.live_ids()])
         core.runner.close()
 
-    def _read_mail(self) -> bool:
-        """Pass the mail to the core; waits while there is nothing to do. False when closing."""
+    def _wait_for_work(self) -> bool:
+        """False when closing."""
         with self._mail:
             self._mail.wait_for(self._has_work)
+            return not self._closing
+
+    def _read_mail(self) -> None:
+        with self._mail:
             added, self._added = self._added, []
             cancelled, self._cancelled = self._cancelled, []
-            closing = self._closing
         for request, accepted_ns in added:
             self._core.add(request, accepted_ns)
         self._core.cancel(cancelled)
-        return not closing
 
     def _has_work(self) -> bool:
         return bool(self._added or self._cancelled or self._closing or not self._core.idle())

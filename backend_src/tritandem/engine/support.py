@@ -20,6 +20,7 @@ from .forward import ATTENTION_NAME, KvCache, LayerShape, PackedForward, packed_
 
 PROBE_TOKENS = 24
 _HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
+_MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, AssertionError)
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -118,7 +119,7 @@ def inspect_model(model: PreTrainedModel) -> list[LayerShape]:
         run_model(model, ids, positions, positions, recorder)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{name}: {error}") from None
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
+    except _MODEL_ERRORS as error:
         raise UnsupportedModel(f"{name}: its forward pass does not take packed tokens: {error}") from error
     finally:
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, packed_attention)
@@ -149,6 +150,8 @@ def _check_logits(
     model.set_attn_implementation("eager")
     try:
         truth = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
+    except _MODEL_ERRORS as error:
+        raise UnsupportedModel(f"{name}: its own attention does not run: {error}") from error
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
     forward = PackedForward(

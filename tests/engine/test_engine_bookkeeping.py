@@ -1,0 +1,78 @@
+"""Whatever comes and goes in whatever order: every token is right, every sequence ends once, every block comes back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_rig import Rig
+from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
+from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+
+
+def make_request(seq_id: int, ids: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> EngineRequest:
+    return EngineRequest(seq_id, np.asarray(ids, np.int32), SamplingParams(max_tokens=max_tokens), stop_ids)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_thousand_random_admissions_cancellations_and_preemptions(ahead: int, prefix_cache: bool) -> None:
+    rng = np.random.default_rng(ahead)
+    rig = Rig(ArithmeticRunner(num_slots=5, num_blocks=22, launch_ahead_steps=ahead), prefix_cache)
+    requests: dict[int, EngineRequest] = {}
+    cancelled: set[int] = set()
+    common = rng.integers(0, VOCAB, 14).tolist()
+    while len(requests) < 1000 or not rig.core.idle():
+        if len(requests) < 1000 and rng.random() < 0.5 and len(rig.core.waiting) < 20:
+            head = common[: rng.integers(0, 15)] if rng.random() < 0.5 else []
+            ids = [*head, *rng.integers(0, VOCAB, rng.integers(1, 24)).tolist()]
+            stop_ids = tuple(rng.integers(0, VOCAB, 16).tolist())
+            new = make_request(len(requests), ids, int(rng.integers(1, 24)), stop_ids)
+            requests[new.seq_id] = new
+            rig.add(new)
+        if rng.random() < 0.1 and rig.core.live_ids():
+            victim = int(rng.choice(rig.core.live_ids()))
+            cancelled.add(victim)
+            rig.core.cancel([victim])
+        rig.step()
+    rig.read()
+    assert rig.core.pool.free_blocks == rig.core.pool.total_blocks
+    assert sorted(rig.answers) == sorted(requests)
+    for seq_id, request in requests.items():
+        answer = rig.answers[seq_id]
+        right = expected_output(request.prompt_ids.tolist(), request.sampling.max_tokens, request.stop_ids)
+        if answer.finish == FinishCode.CANCELLED:
+            assert seq_id in cancelled
+            assert answer.tokens == right[: len(answer.tokens)]
+        else:
+            assert answer.tokens == right
+            stopped = right[-1] in request.stop_ids
+            assert answer.finish == (FinishCode.STOP if stopped else FinishCode.LENGTH)
+    load = rig.core.load()
+    assert load.preemptions > 20
+    assert bool(load.prefix_hit_tokens) == prefix_cache
+    assert 50 < len(cancelled) < 500
+
+
+def test_sequences_that_fill_the_whole_pool_take_turns() -> None:
+    rig = Rig(ArithmeticRunner(num_slots=4, num_blocks=9))
+    batch = [make_request(i, [i] * 8, 24) for i in range(4)]
+    answers = rig.run(batch)
+    for request in batch:
+        assert answers[request.seq_id].tokens == expected_output(request.prompt_ids.tolist(), 24)
+
+
+def test_a_prompt_that_is_cached_to_its_last_block_still_computes_one_token() -> None:
+    rig = Rig(ArithmeticRunner(num_slots=1, num_blocks=20))
+    prompt = list(range(16))
+    rig.run([make_request(0, prompt, 3)])
+    answer = rig.run([make_request(1, prompt, 3)])[1]
+    assert answer.cached_tokens == 12
+    assert answer.tokens == expected_output(prompt, 3)
+
+
+def test_the_oldest_waiting_sequence_is_never_overtaken() -> None:
+    rig = Rig(ArithmeticRunner(num_slots=8, num_blocks=12))
+    rig.add(make_request(0, list(range(24)), 2), make_request(1, list(range(24)), 2), make_request(2, [1], 2))
+    rig.step()
+    assert [sequence.seq_id for sequence in rig.core.running] == [0]
+    assert rig.run([])[2].tokens == expected_output([1], 2)

@@ -1,0 +1,184 @@
+"""The service: any thread may call it, slow receivers get larger messages, and no failure outlives its requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from engine_rig import VOCAB, Rig, make_runner, prompts, request
+from tritandem.contracts import EngineFailed, FinishCode, InvalidRequest, TokenBatch
+from tritandem.engine.service import EngineService
+from tritandem.engine.step import Runner, StepPlan, StepResult
+
+WAIT_S = 20.0
+
+
+class GatedRunner:
+    """`Runner` whose launches wait for permission; may be told to break in a way that no runner should."""
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner, self.spec = inner, inner.spec
+        self.gate = threading.Semaphore(0)
+        self.defect: Exception | None = None
+        self.closed = False
+
+    def launch(self, plan: StepPlan) -> None:
+        assert self.gate.acquire(timeout=WAIT_S), "no permission to launch"
+        self._inner.launch(plan)
+
+    def collect(self, wait: bool) -> StepResult | None:
+        return self._inner.collect(wait)
+
+    def pending(self) -> int:
+        if self.defect is not None:
+            defect, self.defect = self.defect, None
+            raise defect
+        return self._inner.pending()
+
+    def close(self) -> None:
+        self.closed = True
+        self._inner.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Runner], EngineService]]:
+    services: list[EngineService] = []
+
+    def starter(runner: Runner) -> EngineService:
+        services.append(EngineService(runner))
+        return services[-1]
+
+    yield starter
+    for service in services:
+        service.close()
+
+
+def read_all(service: EngineService) -> dict[int, tuple[list[int], FinishCode]]:
+    answers: dict[int, tuple[list[int], FinishCode]] = {}
+    while service.live():
+        batch = service.next_batch(WAIT_S)
+        assert batch is not None, "nothing came"
+        for seq_id, tokens, finish in rows_of(batch):
+            known = answers.get(seq_id, ([], FinishCode.RUNNING))[0]
+            answers[seq_id] = (known + tokens, finish)
+    return answers
+
+
+def rows_of(batch: TokenBatch) -> list[tuple[int, list[int], FinishCode]]:
+    parts = np.split(batch.tokens, np.cumsum(batch.token_counts)[:-1])
+    return [
+        (int(seq_id), part.tolist(), FinishCode(code))
+        for seq_id, part, code in zip(batch.seq_ids, parts, batch.finish, strict=True)
+    ]
+
+
+def test_many_threads_submit_and_everyone_gets_the_right_tokens(start: Callable[[Runner], EngineService]) -> None:
+    batch = [request(i, ids) for i, ids in enumerate(prompts(12, seed=1))]
+    expected = Rig(make_runner()).run(batch)
+    service = start(make_runner())
+    threads = [threading.Thread(target=service.submit, args=(batch[i::3],)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    answers = read_all(service)
+    assert {i: tokens for i, (tokens, _) in answers.items()} == {i: answer.tokens for i, answer in expected.items()}
+
+
+def test_a_receiver_that_is_behind_gets_everything_in_one_message(start: Callable[[Runner], EngineService]) -> None:
+    runner = GatedRunner(make_runner())
+    service = start(runner)
+    assert service.submit([request(0, range(9), max_tokens=6), request(1, range(5), max_tokens=6)]) == [None, None]
+    assert service.next_batch(0.01) is None
+    assert service.live() == 2
+    runner.gate.release(6)
+    while service.load().output_tokens < 12:
+        assert service.load().waiting >= 0
+        threading.Event().wait(0.001)
+    batch = service.next_batch(WAIT_S)
+    assert batch is not None
+    assert batch.token_counts.tolist() == [6, 6]
+    assert batch.finish.tolist() == [FinishCode.LENGTH, FinishCode.LENGTH]
+    assert (batch.stamps_ns > 0).all()
+    assert (np.diff(batch.stamps_ns, axis=1) >= 0).all()
+    assert service.live() == 0
+    assert batch.load.free_blocks == batch.load.total_blocks
+
+
+def test_each_sequence_of_a_submit_is_answered_for_itself(start: Callable[[Runner], EngineService]) -> None:
+    service = start(make_runner())
+    answers = service.submit([request(0, [1]), request(1, [VOCAB]), request(0, [2]), request(2, [])])
+    assert answers[0] is None
+    assert [type(answer) for answer in answers[1:]] == [InvalidRequest] * 3
+    assert set(read_all(service)) == {0}
+    assert service.submit([request(0, [1])]) == [None], "the id of an ended sequence may be used again"
+    read_all(service)
+
+
+def test_cancelling_ends_a_running_and_a_waiting_sequence(start: Callable[[Runner], EngineService]) -> None:
+    runner = GatedRunner(make_runner(max_sequences=1))
+    service = start(runner)
+    service.submit([request(0, range(9), max_tokens=200), request(1, range(5))])
+    runner.gate.release(2)
+    service.cancel([0, 1, 77])
+    runner.gate.release(300)
+    answers = read_all(service)
+    assert answers[0][1] == answers[1][1] == FinishCode.CANCELLED
+    assert len(answers[0][0]) < 200
+    assert answers[1][0] == []
+
+
+def test_a_defect_in_a_step_fails_what_was_live_and_nothing_after_it(start: Callable[[Runner], EngineService]) -> None:
+    runner = GatedRunner(make_runner())
+    service = start(runner)
+    runner.defect = ZeroDivisionError("a defect")
+    service.submit([request(0, range(9))])
+    batch = service.next_batch(WAIT_S)
+    assert batch is not None
+    assert batch.finish.tolist() == [FinishCode.ERROR]
+    assert "a defect" in batch.errors[0]
+    runner.gate.release(100)
+    service.submit([request(1, range(9))])
+    assert read_all(service)[1][1] == FinishCode.LENGTH
+
+
+def test_closing_cancels_what_lives_and_refuses_what_comes(start: Callable[[Runner], EngineService]) -> None:
+    runner = GatedRunner(make_runner())
+    service = start(runner)
+    service.submit([request(0, range(9), max_tokens=200)])
+    runner.gate.release(3)
+    closer = threading.Thread(target=service.close)
+    closer.start()
+    runner.gate.release(300)
+    closer.join(WAIT_S)
+    assert not closer.is_alive()
+    assert runner.closed
+    batch = service.next_batch(WAIT_S)
+    assert batch is not None
+    assert batch.finish.tolist() == [FinishCode.CANCELLED]
+    assert isinstance(service.submit([request(1, [1])])[0], EngineFailed)
+
+
+def test_the_answer_of_one_sequence_carries_its_cached_tokens_and_logprobs(
+    start: Callable[[Runner], EngineService],
+) -> None:
+    service = start(make_runner())
+    service.submit([request(0, range(20))])
+    read_all(service)
+    service.submit([request(1, range(20), logprobs=2, max_tokens=1), request(2, [3], max_tokens=1)])
+    seen = {}
+    while service.live():
+        batch = service.next_batch(WAIT_S)
+        assert batch is not None
+        for row, seq_id in enumerate(batch.seq_ids.tolist()):
+            seen[seq_id] = (int(batch.cached_tokens[row]), batch, int(batch.token_counts[:row].sum()))
+    cached, batch, token = seen[1]
+    assert cached == 16
+    assert batch.logprobs is not None
+    assert batch.top_ids is not None
+    assert batch.top_ids[token][0] == batch.tokens[token]
+    cached, batch, token = seen[2]
+    assert cached == 0
+    assert batch.logprobs is None or np.isnan(batch.logprobs[token])
