@@ -118,7 +118,7 @@ def summarise(
         "completed": len(completed),
         "failed": len(counted) - len(completed) + unsent,
         "failures": failures(counted, unsent),
-        **_rates(config, counted, completed, from_ns),
+        **_rates(config, records, counted, from_ns),
         "missed_schedule_rate": round(missed_rate, 5),
         "late_ms_p99": spread((r.sent_ns - r.intended_ns) / 1e6 for r in counted).get("p99"),
         "generator_cpu_percent_max": max((c for p in processes for c in p.cpu_percent), default=0.0),
@@ -138,21 +138,26 @@ def summarise(
 
 
 def _rates(
-    config: RunConfig, counted: Sequence[RequestRecord], completed: Sequence[RequestRecord], from_ns: int
+    config: RunConfig, records: Sequence[RequestRecord], counted: Sequence[RequestRecord], from_ns: int
 ) -> dict[str, Any]:
-    """Rates over the schedule's own window [from, from + duration); sending that overran it stretches the window."""
+    """Rates over the schedule's own window [from, from + duration); sending that overran it stretches the window.
+
+    Tokens count by when they arrived, so those of requests sent during the warm-up belong to the window too.
+    """
     to_ns = from_ns + round((config.duration_s - config.warmup_s) * 1e9)
     sent_to_ns = max([to_ns, *(r.sent_ns for r in counted)])
+    ended = [r for r in records if r.outcome == COMPLETED]
+    completed = [r for r in counted if r.outcome == COMPLETED]
     output_tokens = sum(
-        tokens for r in completed for at, tokens in zip(r.arrived_ns, r.tokens, strict=True) if from_ns <= at < to_ns
+        tokens for r in ended for at, tokens in zip(r.arrived_ns, r.tokens, strict=True) if from_ns <= at < to_ns
     )
-    input_tokens = sum(r.input_tokens for r in completed if from_ns <= r.arrived_ns[0] < to_ns)
+    input_tokens = sum(r.input_tokens for r in ended if from_ns <= r.arrived_ns[0] < to_ns)
     window_s = (to_ns - from_ns) / 1e9
     target = None if config.arrival in ("closed", "trace", "ramp", "steps") else config.rps
     return {
         "target_rps": target,
         "achieved_rps": round(len(counted) / ((sent_to_ns - from_ns) / 1e9), 3),
-        "completed_rps": round(sum(1 for r in completed if from_ns <= r.end_ns < to_ns) / window_s, 3),
+        "completed_rps": round(sum(1 for r in ended if from_ns <= r.end_ns < to_ns) / window_s, 3),
         "output_tokens": sum(r.output_tokens for r in completed),
         "input_tokens": sum(r.input_tokens for r in completed),
         "cached_tokens": sum(r.cached_tokens for r in completed),

@@ -48,9 +48,9 @@ class Report:
             f"rate {s['achieved_rps']:g}/s (asked {asked})   missed schedule {s['missed_schedule_rate']:.2%}",
             f"output {s['output_tokens_per_s']:g} tokens/s   total {s['total_tokens_per_s']:g} tokens/s   "
             f"goodput {s['goodput_rps']:g} requests/s",
-            "",
-            f"{'milliseconds':<24}" + "".join(f"{c:>10}" for c in _COLUMNS),
         ]
+        if s["completed"]:
+            lines += ["", f"{'milliseconds':<24}" + "".join(f"{c:>10}" for c in _COLUMNS)]
         for name, title in METRICS.items():
             if f"{name}_ms_p50" in s:
                 lines.append(f"{title:<24}" + "".join(f"{s[f'{name}_ms_{c}']:>10.2f}" for c in _COLUMNS))

@@ -115,6 +115,8 @@ def _follow(generators: list[subprocess.Popen[str]], start_ns: int, progress: Pr
             said = _hear(generators[i])
             if said is None:
                 speaking.discard(i)
+            elif "error" in said:
+                raise LoadTestError(str(said["error"]))
             else:
                 counts[i] = said
         if any(counts):

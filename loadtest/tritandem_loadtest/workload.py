@@ -52,6 +52,8 @@ class Workload:
         self._prompt_words = parse_length(config.prompt_words)
         self._output_tokens = parse_length(config.output_tokens)
         self._vocabulary = (PROMPTS_DIR / "words.txt").read_text(encoding="utf-8").split()
+        pool = random.Random(f"sentences {config.seed}")
+        self._sentences = [_sentence(pool.choices(self._vocabulary, k=_SENTENCE_WORDS)) for _ in range(_SENTENCE_POOL)]
         source = (
             Path(config.prompts) if config.workload == "jsonl" else PROMPTS_DIR / f"{_FILES[config.workload]}.jsonl"
         )
@@ -85,9 +87,14 @@ class Workload:
         )
 
     def _unique_text(self, words: int, rng: random.Random) -> str:
-        """Words in sentences; the first ones differ from request to request, so that no prefix is shared."""
-        chosen = rng.choices(self._vocabulary, k=words)
-        return " ".join(w.capitalize() if i % 12 == 0 else f"{w}." if i % 12 == 11 else w for i, w in enumerate(chosen))
+        """Random sentences; the first differs from request to request, so that no prefix is shared.
+
+        Whole sentences come from a pool: word by word, a prompt of 100,000 words would hold up other sends.
+        """
+        first = _sentence(rng.choices(self._vocabulary, k=min(words, _SENTENCE_WORDS)))
+        whole, rest = divmod(words - min(words, _SENTENCE_WORDS), _SENTENCE_WORDS)
+        last = [_sentence(rng.choices(self._vocabulary, k=rest))] if rest else []
+        return " ".join([first, *rng.choices(self._sentences, k=whole), *last])
 
     def _shared_prefix(self, number: int) -> str:
         rng = random.Random(f"prefix {self._config.seed} {number}")
@@ -109,6 +116,12 @@ class Workload:
 
 _FILES = {"bundled": "questions", "chat": "chat", "words": "questions", "shared-prefix": "questions"}
 _CONVERSATIONS_AT_ONCE = 8
+_SENTENCE_WORDS = 12
+_SENTENCE_POOL = 4000
+
+
+def _sentence(words: list[str]) -> str:
+    return " ".join(words).capitalize() + "."
 
 
 def as_transcript(messages: tuple[tuple[str, str], ...]) -> str:

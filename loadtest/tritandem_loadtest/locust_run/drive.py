@@ -18,7 +18,7 @@ from locust.env import Environment  # patches the standard library: must come fi
 import gevent  # isort: skip
 
 from ..config import LoadTestError, RunConfig
-from .session import LoadSession, sleep_until
+from .session import LoadSession
 from .user import SESSION_ATTRIBUTE, StreamUser
 
 
@@ -35,18 +35,20 @@ def main(argv: list[str]) -> int:
     setattr(environment, SESSION_ATTRIBUTE, session)
     logging.getLogger("locust.runners").setLevel(logging.ERROR)  # it warns of users that all start at once
     runner = environment.create_local_runner()
+    users = max(1, config.user_count // shards)
+    runner.start(users, spawn_rate=users)
+    runner.spawning_greenlet.join()
+    gevent.sleep(0)  # every user has its first prompt now
     gc.collect()
     gc.freeze()
     _say({"ready": True})
     start_ns = int(sys.stdin.readline())
     session.start(start_ns)
-    users = max(1, config.user_count // shards)
-    spawning = gevent.spawn(runner.start, users, spawn_rate=users)
-    sleep_until(start_ns)
     drained = _watch(session, start_ns + round((config.duration_s + config.drain_s) * 1e9))
-    spawning.kill()
     runner.quit()
     session.close()
+    if session.failure:
+        return 2
     return 0 if drained else 3
 
 
@@ -54,6 +56,9 @@ def _watch(session: LoadSession, give_up_ns: int) -> bool:
     """Report progress until every request has ended (True) or patience has (False)."""
     next_ns = time.monotonic_ns()
     while not session.finished:
+        if session.failure:
+            _say({"error": session.failure})
+            return False
         if time.monotonic_ns() > give_up_ns:
             return False
         if time.monotonic_ns() >= next_ns:

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import gevent
+from gevent.event import Event
 
 from .. import arrivals, stamps
 from ..arrivals import Arrival
@@ -49,6 +50,8 @@ class LoadSession:
         self._exhausted = False
         self._process = ProcessRecord(shard, 0, 0, users=max(1, config.user_count // shards))
         self.start_ns = 0
+        self.failure = ""  # why the load generator itself cannot go on
+        self._started = Event()
         self.taken = self.sent = self.done = self.failed = self.tokens = 0
         self._sampler: gevent.Greenlet | None = None
 
@@ -61,15 +64,20 @@ class LoadSession:
         """Offset 0 of the schedule is `start_ns` on the monotonic clock, now or soon."""
         self.start_ns = self._process.start_ns = start_ns
         self._sampler = gevent.spawn(self._sample_cpu)
+        self._started.set()
 
     def run_next(self) -> RequestRecord | None:
-        """Take the next arrival, wait for its time and send it; None when there is none left."""
+        """Take the next arrival, wait for its time and send it; None when there is none left.
+
+        The prompt is made before the wait, for the first arrivals even before the start.
+        """
         arrival = self._take()
         if arrival is None:
             return None
+        call = self._workload.call(arrival)
+        self._started.wait()
         due_ns = self.start_ns + round(arrival.at_s * 1e9)
         intended_ns = time.monotonic_ns() if self._closed_loop else due_ns
-        call = self._workload.call(arrival)
         sleep_until(intended_ns)
         self.sent += 1
         exchange = self._transport.exchange(call, self.config.timeout_s)
@@ -109,7 +117,8 @@ class LoadSession:
         self._transport.close()
 
     def _take(self) -> Arrival | None:
-        ended = self._closed_loop and time.monotonic_ns() - self.start_ns >= self.config.duration_s * 1e9
+        end_ns = self.start_ns + self.config.duration_s * 1e9
+        ended = self._closed_loop and self._started.is_set() and time.monotonic_ns() >= end_ns
         arrival = None if ended or self._exhausted else next(self._arrivals, None)
         if arrival is None:
             self._exhausted = True

@@ -22,7 +22,11 @@ class StreamUser(User):  # type: ignore[misc]
     @task  # type: ignore[untyped-decorator]
     def serve_next(self) -> None:
         session: LoadSession = getattr(self.environment, SESSION_ATTRIBUTE)
-        record = session.run_next()
+        try:
+            record = session.run_next()
+        except Exception as error:  # a bug or a wrong setting of ours, never a failed request
+            session.failure = session.failure or f"{type(error).__name__}: {error}"
+            raise StopUser from error
         if record is None:
             raise StopUser
         log_to_locust(self.environment, record)

@@ -165,9 +165,10 @@ class OpenAi:
 
 
 def _error_text(payload: bytes) -> str:
-    """The message inside the error bodies of Triton (`{"error": text}`) and OpenAI (`{"error": {"message": ...}}`)."""
+    """The message inside the error bodies of Triton (`{"error": text}`, also as an event) and OpenAI
+    (`{"error": {"message": ...}}`)."""
     try:
-        error = json.loads(payload)["error"]
+        error = json.loads(payload.strip().removeprefix(b"data:"))["error"]
     except (ValueError, KeyError, TypeError):
         return payload.decode("utf-8", "replace").strip()
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)

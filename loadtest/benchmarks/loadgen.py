@@ -1,0 +1,87 @@
+"""What the load generator itself costs: one process at 100 requests/s of 64-token streams, and its ceiling.
+
+The server is a fake in its own process that sends 64 responses 10 ms apart, or (ceiling) 128 at once. Prints a table
+and, as the last line, one JSON document. Reads fakes from tests/.
+
+    python loadtest/benchmarks/loadgen.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "loadtest"), str(ROOT / "tests")]
+
+from fakes.raw_grpc_server import RawGrpcConnection
+from fakes.timed_engine import Piece, response
+from tritandem_loadtest import RunConfig, run
+
+
+async def serve_at_once() -> None:
+    """Answers every request with 128 prepared responses of one token, written without a pause."""
+    middle = response("blast", Piece(" word", 1, 300, None)).SerializeToString()
+    last = response("blast", Piece(" word", 1, 300, [1] * 9)).SerializeToString()
+
+    async def handler(request: bytes) -> AsyncIterator[bytes]:
+        for _ in range(127):
+            yield middle
+        yield last
+
+    server = await asyncio.get_running_loop().create_server(lambda: RawGrpcConnection(handler), "127.0.0.1", 0)
+    print(json.dumps({"raw_grpc": f"127.0.0.1:{server.sockets[0].getsockname()[1]}"}), flush=True)
+    await server.serve_forever()
+
+
+def measure(server_command: list[str], config: dict[str, Any]) -> dict[str, Any]:
+    """Start a fake, run one load against it, end the fake."""
+    server = subprocess.Popen(server_command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["raw_grpc"]
+        summary = run(RunConfig(url=url, **config)).summary
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+    names = ("requests", "failed", "output_tokens_per_s", "missed_schedule_rate", "late_ms_p99", "valid")
+    return {**{name: summary[name] for name in names}, "cpu_percent_max": summary["generator_cpu_percent_max"]}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--processes", type=int, default=1, help="of the ceiling")
+    parser.add_argument("--grpc-client", choices=("wire", "grpcio"), default="wire")
+    parser.add_argument("--serve-at-once", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.serve_at_once:
+        asyncio.run(serve_at_once())
+        return 0
+    plan = json.dumps({"ttft_ms": 50, "ttft_spread_ms": 0, "gap_ms": 10, "gap_spread_ms": 0})
+    paced = [sys.executable, str(ROOT / "tests" / "fakes" / "timed_engine.py"), plan]
+    at_once = [sys.executable, __file__, "--serve-at-once"]
+    common = {"duration_s": args.seconds, "grpc_client": args.grpc_client, "workload": "words"}
+    closed = {"arrival": "closed", "users": 256, "processes": args.processes, "warmup_s": 1.0}
+    rows = {
+        "100/s of 64 tokens, 1 process": measure(paced, {**common, "rps": 100.0, "output_tokens": "64"}),
+        f"256 streams, {args.processes} process(es)": measure(at_once, {**common, **closed, "output_tokens": "128"}),
+    }
+    print(f"{'load':<32}{'tokens/s':>10}{'failed':>8}{'missed':>9}{'late p99 ms':>13}{'CPU % max':>11}")
+    for load, row in rows.items():
+        print(
+            f"{load:<32}{row['output_tokens_per_s']:>10.0f}{row['failed']:>8}{row['missed_schedule_rate']:>9.2%}"
+            f"{row['late_ms_p99']:>13.2f}{row['cpu_percent_max']:>11.0f}"
+        )
+    print(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
