@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..config import EngineConfig
@@ -119,8 +120,13 @@ def _build(
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
                 torch.manual_seed(config.random_weights_seed)
                 return AutoModelForCausalLM.from_config(model_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-        return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, device_map={"": device}, attn_implementation=ATTENTION_NAME, **options
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+            **options,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"{path}: the weights do not fit into the memory of {device}") from error
@@ -129,8 +135,12 @@ def _build(
             reason = "its modelling code does not use transformers' attention interface"
             raise UnsupportedModel(f"{model_config.model_type}: {reason}") from None
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error!r}") from error
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ConfigError(f"{path}: {len(missing)} weights are missing, {missing[0]} among them")
+    return model
 
 
 def fix_rotary_context(model: PreTrainedModel) -> int:

@@ -164,10 +164,10 @@ def _check_logits(
             for a, b in ((0, cut), (cut, PROBE_TOKENS))
         ]
     )
-    error = float((ours - truth).norm() / truth.norm().clamp(min=1e-6))
+    difference = float((ours - truth).norm() / truth.norm().clamp(min=1e-6))
     limit = 1e-3 if model.dtype == torch.float32 else 5e-2
-    if not error <= limit:
+    if not difference <= limit:
         raise UnsupportedModel(
-            f"{name}: logits through paged attention differ from the model's own by {error:.1e} (relative), "
+            f"{name}: logits through paged attention differ from the model's own by {difference:.1e} (relative), "
             f"allowed: {limit:.0e}"
         )

@@ -1,0 +1,216 @@
+"""Models load from a folder, a GGUF file or a configuration alone; what cannot be served is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_rig import CONFIGS, VOCAB, Rig, generate, reference_model, request
+from tritandem.config import EngineConfig
+from tritandem.contracts import ConfigError
+from tritandem.engine.cpu_runner import CpuRunner
+from tritandem.engine.model_loader import fix_rotary_context, load_model, resolve_device, resolve_dtype
+from tritandem.engine.service import build_engine
+from tritandem.engine.support import UnsupportedModel
+
+CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def silent(_message: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    reference_model("llama").save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_gives_the_tokens_of_transformers(llama_folder: Path) -> None:
+    progress: list[str] = []
+    service = build_engine(llama_folder, CPU, progress.append)
+    try:
+        assert service.submit([request(0, range(9))]) == [None]
+        tokens: list[int] = []
+        while service.live():
+            batch = service.next_batch(20.0)
+            assert batch is not None
+            tokens += batch.tokens.tolist()
+    finally:
+        service.close()
+    assert tokens == generate("llama", range(9), 12)
+    assert any("loading weights" in message for message in progress)
+
+
+def test_a_gguf_file_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    runner = CpuRunner(load_model(path, CPU, silent), CPU)
+    assert Rig(runner).run([request(0, range(9))])[0].tokens == generate("llama", range(9), 12)
+
+
+def write_gguf(path: Path) -> None:
+    """The tiny Llama in llama.cpp's layout: query and key rows in interleaved rotary order."""
+    import gguf
+
+    model = reference_model("llama")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    names = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs in names.items():
+            tensor = weights[f"model.layers.{layer}.{theirs}.weight"]
+            if ours in ("attn_q", "attn_k"):
+                heads = config.num_attention_heads if ours == "attn_q" else config.num_key_value_heads
+                tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+            writer.add_tensor(f"blk.{layer}.{ours}.weight", np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_random_weights_come_from_the_configuration_and_the_seed(tmp_path: Path) -> None:
+    CONFIGS["llama"]().save_pretrained(tmp_path)
+    first, again, other = (
+        load_model(tmp_path, EngineConfig(device="cpu", random_weights=True, random_weights_seed=seed), silent).model
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert first.dtype == torch.float32
+
+
+UNSUPPORTED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
+    "attention sinks": (
+        lambda: transformers.GptOssConfig(
+            **SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "attention sinks",
+    ),
+    "alibi": (lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4), "0 of 2 layers"),
+    "no attention interface": (
+        lambda: transformers.FalconConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+        "attention interface",
+    ),
+    "state space": (
+        lambda: transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4),
+        "linear_attention",
+    ),
+    "chunked attention": (
+        lambda: transformers.Llama4TextConfig(**SMALL, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
+        "chunked_attention",
+    ),
+    "encoder-decoder": (lambda: transformers.T5Config(), "encoder-decoder"),
+    "dropped keywords": (lambda: transformers.StableLmConfig(**SMALL), "keyword arguments"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    tmp_path: Path, config: Callable[[], transformers.PreTrainedConfig], reason: str
+) -> None:
+    config().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_model(tmp_path, EngineConfig(device="cpu", random_weights=True), silent)
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_rotary_embeddings_that_follow_the_batch_are_held_and_the_context_ends_there(rope: str) -> None:
+    parameters: dict[str, Any] = {"rope_type": rope, "rope_theta": 1e4}
+    if rope == "longrope":
+        parameters |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 4.0}
+        parameters["original_max_position_embeddings"] = 32
+        config = transformers.Phi3Config(**SMALL, rope_parameters=parameters, original_max_position_embeddings=32)
+    else:
+        config = transformers.LlamaConfig(**SMALL, rope_parameters={**parameters, "factor": 2.0})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    rotary = model.model.rotary_emb
+    before = rotary.inv_freq.clone()
+    assert fix_rotary_context(model) == (32 if rope == "longrope" else 128)
+    rotary(torch.zeros(1, 1, 8), torch.tensor([[500]]))
+    assert torch.equal(rotary.inv_freq, before)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("missing.gguf", "no such GGUF file"), ("/missing/folder", "no such model folder"), (".", "no config.json")],
+)
+def test_a_missing_model_is_named(tmp_path: Path, path: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_model(tmp_path if path == "." else Path(path), CPU, silent)
+
+
+def test_broken_weights_are_named(tmp_path: Path) -> None:
+    CONFIGS["llama"]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(tmp_path, CPU, silent)
+
+
+def test_missing_weights_are_refused_instead_of_invented(tmp_path: Path) -> None:
+    weights = dict(reference_model("llama").state_dict())
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    reference_model("llama").save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ConfigError, match=r"1 weights are missing, model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(tmp_path, CPU, silent)
+
+
+def test_devices_and_dtypes_are_checked() -> None:
+    assert resolve_device("cpu").type == "cpu"
+    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
+    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("float16", torch.device("cpu")) == torch.float16
+    for name in ("tpu", "meta", "cuda:99"):
+        with pytest.raises(ConfigError, match=r"engine\.device"):
+            resolve_device(name)
+    with pytest.raises(ConfigError, match=r"engine\.dtype"):
+        resolve_dtype("int3", torch.device("cpu"))
+
+
+def test_the_context_is_bounded_by_the_kv_memory(llama_folder: Path) -> None:
+    loaded = load_model(llama_folder, CPU, silent)
+    spec = CpuRunner(loaded, EngineConfig(device="cpu", cpu_kv_bytes=40_000, max_sequences=3)).spec
+    assert spec.num_blocks == 40_000 // (16 * 2 * 2 * 2 * 12 * 4)
+    assert spec.max_context_tokens == (spec.num_blocks - 1) * 16 < 256
+    assert spec.vocab_size == VOCAB
+    assert CpuRunner(loaded, CPU).spec.max_context_tokens == 31 * 8
