@@ -1,0 +1,284 @@
+"""Paged attention in the Triton language: decode with split context, prefill over packed sequences.
+
+Owns the kernels only; sizes and launches are in `paged_cuda.py`. Imported on CUDA machines alone (needs
+`triton`). The online softmax follows Dao et al., "FlashAttention-2" (2023); the split over the context with
+a reduction by the last block to arrive follows "Flash-Decoding" (2023) and the usual counter scheme.
+"""
+
+# Constants of a kernel are written in capitals; `triton.jit` functions are not Python to a type checker.
+# ruff: noqa: N803, N806, SIM102
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
+    """cap * tanh(scores / cap), written with the sigmoid that every back end has."""
+    if HAS_SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return scores
+
+
+@triton.jit
+def _rotated(base, dims, cos, sin, ok, norm_weight, norm_eps, D: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Rows of D values at `base` [R, 1] after an optional RMS norm and the half-split rotary embedding."""
+    half: tl.constexpr = D // 2
+    partner = tl.where(dims < half, dims + half, dims - half)
+    x = tl.load(base + dims[None, :], mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(base + partner[None, :], mask=ok, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + norm_eps)[:, None]
+        x = x * scale * tl.load(norm_weight + dims, mask=dims < D, other=0.0).to(tl.float32)[None, :]
+        y = y * scale * tl.load(norm_weight + partner, mask=dims < D, other=0.0).to(tl.float32)[None, :]
+    sign = tl.where(dims < half, -1.0, 1.0)
+    return x * cos[None, :] + sign[None, :] * y * sin[None, :]
+
+
+@triton.jit
+def decode_kernel(
+    query,  # [S, query_stride]: H heads of D; with FUSED also KVH heads of K and of V behind them, unrotated
+    cos_table,  # FUSED: float32 [max_positions, D]
+    sin_table,
+    query_norm,  # HAS_NORM: [D]
+    key_norm,
+    key_cache,  # [num_blocks, BLOCK_TOKENS, KVH, D]
+    value_cache,
+    block_tables,  # int32 [S, table_stride]
+    table_rows,  # FUSED: int32 [S] row of each sequence in block_tables
+    context_lens,  # int32 [S]
+    out,  # [S, H, D]
+    partial_acc,  # float32 [S, KVH, SPLITS, GROUP, BLOCK_D]
+    partial_max,  # float32 [S, KVH, SPLITS, GROUP], in units of log2
+    partial_sum,
+    arrivals,  # int32 [S, KVH], zero before and after each launch
+    scaling,
+    softcap,
+    norm_eps,
+    query_stride,
+    table_stride,
+    window,
+    H: tl.constexpr,
+    KVH: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    FUSED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program: one sequence, one KV head (all its query heads), one part of the context.
+
+    FUSED: rotates Q and K of the new token, stores its K and V, and attends over cache + new token.
+    """
+    LOG2E: tl.constexpr = 1.4426950408889634
+    GROUP: tl.constexpr = H // KVH
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(context_lens + row)
+    heads = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, BLOCK_D)
+    query_ok = (heads < GROUP)[:, None] & (dims < D)[None, :]
+    out_at = out + (row * H + kv_head * GROUP + heads)[:, None] * D + dims[None, :]
+    if length == 0:
+        if split == 0:
+            tl.store(out_at, tl.zeros([GROUP_PAD, BLOCK_D], dtype=out.dtype.element_ty), mask=query_ok)
+        return
+    past = length
+    if FUSED:
+        past = length - 1
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0) // BLOCK_N * BLOCK_N
+    tiles = tl.cdiv(past - first, BLOCK_N)
+    tiles_here = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
+    parts = tl.maximum(tl.cdiv(tiles, tiles_here), 1)
+    if split >= parts:
+        return
+
+    if FUSED:
+        table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
+        cos = tl.load(cos_table + past * D + dims, mask=dims < D, other=0.0)
+        sin = tl.load(sin_table + past * D + dims, mask=dims < D, other=0.0)
+        q_at = query + row * query_stride + (kv_head * GROUP + heads)[:, None] * D
+        q = _rotated(q_at, dims, cos, sin, query_ok, query_norm, norm_eps, D, HAS_NORM).to(query.dtype.element_ty)
+    else:
+        table = block_tables + row.to(tl.int64) * table_stride
+        q_at = query + row * query_stride + (kv_head * GROUP + heads)[:, None] * D + dims[None, :]
+        q = tl.load(q_at, mask=query_ok, other=0.0)
+
+    best = tl.full([GROUP_PAD], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([GROUP_PAD], dtype=tl.float32)
+    acc = tl.zeros([GROUP_PAD, BLOCK_D], dtype=tl.float32)
+    start = first + split * tiles_here * BLOCK_N
+    stop = tl.minimum(start + tiles_here * BLOCK_N, past)
+    for tile in range(start, stop, BLOCK_N):
+        positions = tile + tl.arange(0, BLOCK_N)
+        live = positions < stop
+        blocks = tl.load(table + positions // BLOCK_TOKENS, mask=live, other=0).to(tl.int64)
+        at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
+        k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
+        v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
+        scores = _capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
+        seen = live
+        if HAS_WINDOW:
+            seen = live & (positions >= length - window)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        # A tile can lie before the window for every head: keep exp2 away from (-inf) - (-inf).
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(best - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = new_best
+
+    if FUSED:
+        if split == parts - 1:
+            ones = tl.arange(0, 1)[:, None]
+            new_ok = (ones < 1) & (dims < D)[None, :]
+            k_at = query + row * query_stride + (H + kv_head) * D + ones
+            k_new = _rotated(k_at, dims, cos, sin, new_ok, key_norm, norm_eps, D, HAS_NORM)
+            k_new = k_new.to(key_cache.dtype.element_ty)
+            v_new = tl.load(
+                query + row * query_stride + (H + KVH + kv_head) * D + dims[None, :], mask=new_ok, other=0.0
+            )
+            block = tl.load(table + past // BLOCK_TOKENS).to(tl.int64)
+            at_new = ((block * BLOCK_TOKENS + past % BLOCK_TOKENS) * KVH + kv_head) * D + dims[None, :]
+            tl.store(key_cache + at_new, k_new, mask=new_ok)
+            tl.store(value_cache + at_new, v_new, mask=new_ok)
+            score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scaling
+            score = _capped(score, softcap, HAS_SOFTCAP) * LOG2E
+            new_best = tl.maximum(best, score)
+            decay = tl.exp2(best - new_best)
+            weight = tl.exp2(score - new_best)
+            total = total * decay + weight
+            acc = acc * decay[:, None] + weight[:, None] * v_new.to(tl.float32)
+            best = new_best
+
+    if SPLITS > 1:
+        if parts > 1:
+            entry = (row * KVH + kv_head) * SPLITS
+            mine = (entry + split) * GROUP + heads
+            head_ok = heads < GROUP
+            tl.store(partial_max + mine, best, mask=head_ok)
+            tl.store(partial_sum + mine, total, mask=head_ok)
+            tl.store(partial_acc + mine[:, None] * BLOCK_D + dims[None, :], acc, mask=head_ok[:, None])
+            # Every thread's stores happen before the counter goes up; the last block to arrive reads past L1.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + row * KVH + kv_head, 1, sem="acq_rel")
+            if arrived != parts - 1:
+                return
+            tl.debug_barrier()
+            tl.store(arrivals + row * KVH + kv_head, 0)
+            # All parts are loaded at once: a loop over them would pay the memory's latency for each.
+            few = tl.arange(0, GROUP_ROWS)
+            all_parts = tl.arange(0, SPLITS)
+            part_ok = (all_parts < parts)[:, None] & (few < GROUP)[None, :]
+            theirs = (entry + all_parts)[:, None] * GROUP + few[None, :]
+            their_best = tl.load(partial_max + theirs, mask=part_ok, other=float("-inf"), cache_modifier=".cg")
+            their_total = tl.load(partial_sum + theirs, mask=part_ok, other=0.0, cache_modifier=".cg")
+            overall = tl.max(their_best, axis=0)
+            weight = tl.exp2(their_best - tl.where(overall == float("-inf"), 0.0, overall)[None, :])
+            total_here = tl.sum(weight * their_total, axis=0)
+            their_acc = tl.load(
+                partial_acc + theirs[:, :, None] * BLOCK_D + dims[None, None, :],
+                mask=part_ok[:, :, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            merged = tl.sum(their_acc * weight[:, :, None], axis=0) / total_here[:, None]
+            merged_at = out + (row * H + kv_head * GROUP + few)[:, None] * D + dims[None, :]
+            merged_ok = (few < GROUP)[:, None] & (dims < D)[None, :]
+            tl.store(merged_at, merged.to(out.dtype.element_ty), mask=merged_ok)
+            return
+    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=query_ok)
+
+
+@triton.jit
+def prefill_kernel(
+    query,  # [T, query_stride]: H heads of D
+    key_cache,  # [num_blocks, BLOCK_TOKENS, KVH, D]
+    value_cache,
+    block_tables,  # int32 [S, table_stride]
+    context_lens,  # int32 [S]
+    query_starts,  # int32 [S + 1]
+    out,  # [T, H, D]
+    scaling,
+    softcap,
+    query_stride,
+    table_stride,
+    window,
+    H: tl.constexpr,
+    KVH: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """One program: BLOCK_M queries of one head of one sequence, causal over the sequence's cached context."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    tile_id = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    kv_head = head // (H // KVH)
+    query_start = tl.load(query_starts + row)
+    query_len = tl.load(query_starts + row + 1) - query_start
+    # Late tiles see the most context: they go first so that the tail of the grid is short.
+    tile_id = tl.cdiv(query_len, BLOCK_M) - 1 - tile_id
+    if tile_id < 0:
+        return
+    length = tl.load(context_lens + row)
+    table = block_tables + row.to(tl.int64) * table_stride
+    rows = tile_id * BLOCK_M + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    row_ok = rows < query_len
+    positions_q = length - query_len + rows
+    q_at = query + (query_start + rows).to(tl.int64)[:, None] * query_stride + head * D + dims[None, :]
+    q = tl.load(q_at, mask=row_ok[:, None] & (dims < D)[None, :], other=0.0)
+
+    best = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - query_len + tile_id * BLOCK_M - window + 1, 0) // BLOCK_N * BLOCK_N
+    stop = tl.minimum(length - query_len + (tile_id + 1) * BLOCK_M, length)
+    for tile in range(first, stop, BLOCK_N):
+        positions = tile + tl.arange(0, BLOCK_N)
+        live = positions < stop
+        blocks = tl.load(table + positions // BLOCK_TOKENS, mask=live, other=0).to(tl.int64)
+        at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
+        k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
+        scores = _capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
+        seen = (positions[None, :] <= positions_q[:, None]) & live[None, :]
+        if HAS_WINDOW:
+            seen = seen & (positions[None, :] > positions_q[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(best - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
+        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = new_best
+    out_at = out + ((query_start + rows).to(tl.int64) * H + head)[:, None] * D + dims[None, :]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & (dims < D)[None, :])

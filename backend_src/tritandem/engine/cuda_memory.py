@@ -1,0 +1,104 @@
+"""How much of the device's memory the KV cache gets: measured, not guessed.
+
+Owns the sizing. The largest prefill and decode are run once on a tiny cache; what they needed at their peak
+stays free, and of the rest `kv_memory_fraction` becomes KV blocks. Graphs live in what is left over: they
+share one pool, which the largest batch size fills. Loading thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..config import EngineConfig
+from ..contracts import ConfigError
+from .attention.interface import AttentionBatch
+from .device_forward_cuda import DeviceForward
+from .forward import KvCache, kv_bytes_per_token
+from .model_loader import LoadedModel
+from .step import RunnerSpec
+
+DEFAULT_PREFILL_TOKENS = 8192
+
+
+def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_rows: int) -> RunnerSpec:
+    """Pure. One sequence can never be longer than the blocks that exist."""
+    context_tokens = min(loaded.max_context_tokens, (num_blocks - 1) * config.block_tokens)
+    return RunnerSpec(
+        device=str(loaded.model.device),
+        num_slots=max_rows,
+        num_blocks=num_blocks,
+        block_tokens=config.block_tokens,
+        max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
+        prefill_tokens_per_step=_prefill_tokens(config),
+        vocab_size=loaded.vocab_size,
+        launch_ahead_steps=config.launch_ahead_steps,
+    )
+
+
+def choose_num_blocks(free_bytes: int, peak_bytes: int, fraction: float, block_bytes: int, useful_blocks: int) -> int:
+    """Blocks, the null block included. Pure; `useful_blocks` is what all slots at full context could fill.
+
+    Raises ConfigError when not even one sequence's first block fits.
+    """
+    blocks = int((free_bytes - peak_bytes) * fraction) // block_bytes
+    if blocks < 2:
+        raise ConfigError(
+            f"the weights leave {free_bytes >> 20} MiB and a step needs {peak_bytes >> 20} MiB of them: "
+            "no room for a KV cache; a smaller prefill_tokens_per_step or max_sequences may help"
+        )
+    return min(blocks, useful_blocks)
+
+
+def measure_and_allocate(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    forward: DeviceForward,
+    max_rows: int,
+    on_progress: Callable[[str], None],
+) -> KvCache:
+    """The KV cache. Raises ConfigError, or torch.OutOfMemoryError when the trial step itself does not fit."""
+    model = loaded.model
+    device = torch.device(model.device)
+    block_bytes = kv_bytes_per_token(loaded.layers, model.dtype) * config.block_tokens
+    num_blocks = config.num_blocks
+    if not num_blocks:
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        _trial_prefill(forward, _prefill_tokens(config), max_rows, loaded.vocab_size, device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        context_tokens = min(loaded.max_context_tokens, config.max_context_tokens or loaded.max_context_tokens)
+        useful = 1 + max_rows * -(-context_tokens // config.block_tokens)
+        free = torch.cuda.mem_get_info(device)[0]
+        num_blocks = choose_num_blocks(free, peak, config.kv_memory_fraction, block_bytes, useful)
+        on_progress(f"largest step needs {peak / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free")
+    tokens = (num_blocks - 1) * config.block_tokens
+    on_progress(f"KV cache: {num_blocks} blocks, {tokens} tokens, {num_blocks * block_bytes / 2**30:.1f} GiB")
+    return KvCache.allocate(loaded.layers, num_blocks, config.block_tokens, model.dtype, device)
+
+
+def _trial_prefill(forward: DeviceForward, tokens: int, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    """The largest prefill, of one sequence whose blocks are all the null block, and its logits as the sampler
+    would widen them."""
+    ids = torch.arange(tokens, device=device) % vocab_size
+    positions = torch.zeros_like(ids)
+    lens = torch.tensor([tokens], dtype=torch.int32, device=device)
+    batch = AttentionBatch(
+        slot_mapping=positions,
+        block_tables=torch.zeros((1, tokens), dtype=torch.int32, device=device),
+        context_lens=lens,
+        query_starts=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        max_query_tokens=tokens,
+        max_context_tokens=tokens,
+        decode=False,
+    )
+    logits = forward.prefill(ids, positions, positions[: min(max_rows, tokens)], batch).float()
+    scratch = [torch.empty_like(logits) for _ in range(6)]  # what filtered sampling holds at its peak
+    del scratch, logits
+
+
+def _prefill_tokens(config: EngineConfig) -> int:
+    return config.prefill_tokens_per_step or DEFAULT_PREFILL_TOKENS

@@ -1,0 +1,300 @@
+"""The runner on CUDA: steps are enqueued, never waited for; the host reads tokens some launches later.
+
+Owns the order of launches, the report ring's numbering and the steps in flight. Slot rows, staging, graphs,
+forward pass and sampling are in files of their own. Used by the core's thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..config import EngineConfig
+from ..contracts import ConfigError, Int32Array
+from .attention.interface import AttentionBatch
+from .cuda_memory import cuda_spec, measure_and_allocate
+from .decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
+from .device_forward_cuda import DeviceForward
+from .graphs import DecodeGraphs
+from .model_loader import LoadedModel
+from .row_updates_cuda import (
+    pack_block_updates,
+    pack_inits,
+    scatter_block_updates,
+    scatter_inits,
+    scatter_releases,
+)
+from .slots import SlotState
+from .staging import StagingPool, choose_route
+from .step import PrefillChunk, SamplingFeatures, StepFailed, StepPlan, StepResult
+from .streams import Streams, cuda_event
+
+log = logging.getLogger(__name__)
+
+RING_DEPTH = 64
+MAX_STEPS_IN_FLIGHT = RING_DEPTH // 2 - 1  # a step writes at most two records
+
+
+_NOTHING = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One record of a step: its number and its rows in order, without padding; the ring holds `stride` rows."""
+
+    record: int
+    slots: Sequence[int]
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step_id: int
+    launched_ns: int
+    done: torch.cuda.Event
+    parts: tuple[_Part, ...]
+    features: SamplingFeatures
+
+
+class CudaRunner:
+    """`Runner` with launch-ahead. Raises ConfigError when weights and one sequence do not fit the device."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
+        started = time.monotonic()
+        self._device = torch.device(loaded.model.device)
+        torch.cuda.set_device(self._device)
+        self.streams = Streams(self._device)
+        self.staging = StagingPool(self._device, lambda: cuda_event(blocking=True))
+        max_rows = config.max_sequences or 256
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
+                self.forward = DeviceForward(loaded, config, max_rows, on_progress)
+                cache = measure_and_allocate(loaded, config, self.forward, max_rows, on_progress)
+                self.forward.use(cache)
+                self.spec = spec = cuda_spec(loaded, config, cache.keys[0].shape[0], max_rows)
+                max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
+                self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self._device)
+                record = torch.zeros(1, dtype=torch.int64, device=self._device)
+                self._ring = self.staging.ring((RING_DEPTH, max_rows * WORDS_PER_ROW))
+                self._ring_host = self._ring.numpy()
+                self._report = Report(self._ring, record)
+                self._step = DecodeStep(self.state, self._decode_forward, self._report, max_rows)
+                self.graphs = DecodeGraphs(
+                    self._step.enqueue, max_rows, self.streams.compute, config.cuda_graphs and self.forward.paged
+                )
+                self.graphs.warm_up(on_progress)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"the model does not fit the memory of {self._device}: {error}") from error
+        self._rows: tuple[int, ...] = ()
+        self._record = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._read: deque[StepResult] = deque()
+        on_progress(f"ready after {time.monotonic() - started:.1f} s on top of loading")
+
+    # -- Runner ----------------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step. Raises StepFailed; rows that joined before the failure stay as they were written."""
+        launched_ns = time.monotonic_ns()
+        while len(self._in_flight) >= MAX_STEPS_IN_FLIGHT:
+            self._read.append(self._take_oldest())
+        parts: list[_Part] = []
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
+                self._enqueue(plan, parts)
+                done = cuda_event(blocking=True)
+                done.record()
+        except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
+            self._recover()
+            slots = [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots]
+            raise StepFailed(f"{type(error).__name__}: {error}", slots) from error
+        self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, tuple(parts), plan.features))
+
+    def collect(self, wait: bool) -> StepResult | None:
+        if self._read:
+            return self._read.popleft()
+        if not self._in_flight or not (wait or _passed(self._in_flight[0].done)):
+            return None
+        return self._take_oldest()
+
+    def pending(self) -> int:
+        return len(self._in_flight) + len(self._read)
+
+    def close(self) -> None:
+        self.streams.close()
+        self._in_flight.clear()
+        self._read.clear()
+        self.graphs.close()
+
+    # -- launching -------------------------------------------------------------------------------------
+
+    def _enqueue(self, plan: StepPlan, parts: list[_Part]) -> None:
+        self._apply_changes(plan)
+        if plan.prefill:
+            self._prefill(plan.prefill, plan.features, parts)
+        if plan.decode_slots:
+            bucket = self.graphs.bucket(len(plan.decode_slots))
+            self.graphs.run(bucket, plan.features)
+            self._record += 1
+            self._count_report(bucket)
+            parts.append(_Part(self._record, plan.decode_slots, bucket))
+
+    def _apply_changes(self, plan: StepPlan) -> None:
+        """Everything that changed since the last step, in one copy; nothing at all in a steady step."""
+        state, groups = self.state, list[list[NDArray[Any]]]()
+        actions: list[Callable[[Sequence[torch.Tensor]], None]] = []
+        if plan.releases:
+            groups.append([np.array(plan.releases, np.int64)])
+            actions.append(lambda arrays: scatter_releases(state, arrays[0]))
+        if plan.inits:
+            groups.append(pack_inits(plan.inits, self.spec.vocab_size, self.spec.max_context_tokens))
+            actions.append(lambda arrays: scatter_inits(state, arrays))
+        if plan.block_updates is not None and len(plan.block_updates):
+            groups.append(pack_block_updates(plan.block_updates, state.block_table.shape[1]))
+            actions.append(lambda arrays: scatter_block_updates(state, arrays))
+        rows = tuple(plan.decode_slots)
+        if rows and rows != self._rows:
+            padding = [state.pad_slot] * (self.graphs.bucket(len(rows)) - len(rows))
+            groups.append([np.array([*rows, *padding], np.int64)])
+            actions.append(lambda arrays: self._step.set_rows(arrays[0]))
+            self._rows = ()
+        if groups:
+            self._with_staged(groups, actions)
+            self._rows = rows or self._rows
+        for init in plan.inits:
+            if init.sampling.penalised:
+                tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
+                state.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))
+
+    def _with_staged(
+        self,
+        groups: Sequence[Sequence[NDArray[Any]]],
+        actions: Sequence[Callable[[Sequence[torch.Tensor]], None]],
+    ) -> None:
+        """Copy all arrays at once, hand each group of device views to its action."""
+        packed = self.staging.pack(list(itertools.chain.from_iterable(groups)))
+        with self.streams.copied_before_compute():
+            self.staging.copy(packed)
+        arrays = iter(packed.device_arrays())
+        for group, action in zip(groups, actions, strict=True):
+            action([next(arrays) for _ in group])
+        self.staging.release(packed)
+
+    def _prefill(self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]) -> None:
+        last = [chunk.slot for chunk in chunks if chunk.last]
+        self._with_staged([_prefill_arrays(chunks)], [lambda arrays: self._run_prefill(arrays, chunks, features)])
+        if last:
+            parts.append(_Part(self._record, last, len(last)))
+
+    def _run_prefill(
+        self, arrays: Sequence[torch.Tensor], chunks: Sequence[PrefillChunk], features: SamplingFeatures
+    ) -> None:
+        token_slots, slots, last_rows, last_slots, ids, positions, starts, context_lens = arrays
+        state, block_tokens = self.state, self.spec.block_tokens
+        positions = positions.long()
+        blocks = state.block_table[token_slots, positions // block_tokens].long()
+        batch = AttentionBatch(
+            slot_mapping=blocks * block_tokens + positions % block_tokens,
+            block_tables=state.block_table[slots],
+            context_lens=context_lens,
+            query_starts=starts,
+            max_query_tokens=max(len(chunk.ids) for chunk in chunks),
+            max_context_tokens=max(chunk.start + len(chunk.ids) for chunk in chunks),
+            decode=False,
+        )
+        logits = self.forward.prefill(ids.long(), positions, last_rows, batch)
+        state.length.index_copy_(0, slots, context_lens)
+        if last_slots.shape[0]:
+            self._report.record.add_(1)
+            self._step.choose(logits, last_slots.clone(), features, self._report, decode=False)
+            self._record += 1
+            self._count_report(last_slots.shape[0])
+
+    def _decode_forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
+    ) -> torch.Tensor:
+        return self.forward.decode(self.state, self.spec.block_tokens, ids, positions, rows, context_lens)
+
+    def _count_report(self, rows: int) -> None:
+        num_bytes = rows * 8
+        self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
+
+    def _recover(self) -> None:
+        """After a failed launch: whatever it did to the numbering of records is undone, memory is given back."""
+        with torch.cuda.stream(self.streams.compute):
+            self._report.record.fill_(self._record)
+        self._rows = ()
+        torch.cuda.empty_cache()
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _take_oldest(self) -> StepResult:
+        step = self._in_flight.popleft()
+        step.done.synchronize()
+        columns = [self._columns(part, step.features) for part in step.parts]
+        tokens, finish, logprobs, top_ids, top_logprobs = (
+            [np.concatenate(column) for column in zip(*columns, strict=True)] if columns else [_NOTHING] * 5
+        )
+        wanted = step.features.top_logprobs
+        return StepResult(
+            step_id=step.step_id,
+            slots=np.array([slot for part in step.parts for slot in part.slots], np.int32),
+            tokens=tokens,
+            finish=finish.astype(np.uint8),
+            launched_ns=step.launched_ns,
+            finished_ns=time.monotonic_ns(),
+            logprobs=logprobs.view(np.float32) if wanted >= 0 else None,
+            top_ids=top_ids if wanted > 0 else None,
+            top_logprobs=top_logprobs.view(np.float32) if wanted > 0 else None,
+        )
+
+    def _columns(self, part: _Part, features: SamplingFeatures) -> tuple[Int32Array, ...]:
+        """Copies out of the ring: it is written again after RING_DEPTH records."""
+        record = self._ring_host[part.record % RING_DEPTH]
+        count, stride = len(part.slots), part.stride
+        alternatives = max(0, features.top_logprobs)
+
+        def column(offset: int, width: int) -> Int32Array:
+            words: Int32Array = record[offset * stride : (offset + width) * stride]
+            return words.reshape(stride, width)[:count].copy()
+
+        return (
+            column(0, 1)[:, 0],
+            column(1, 1)[:, 0],
+            column(2, 1)[:, 0],
+            column(3, alternatives),
+            column(3 + alternatives, alternatives),
+        )
+
+
+def _prefill_arrays(chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
+    """int64: slot of each token, slots, packed index and slot of each last token; int32: ids, positions,
+    query starts, context lengths."""
+    lens = np.array([len(chunk.ids) for chunk in chunks], np.int64)
+    slots = np.array([chunk.slot for chunk in chunks], np.int64)
+    starts = np.zeros(len(chunks) + 1, np.int32)
+    starts[1:] = np.cumsum(lens)
+    last = np.array([chunk.last for chunk in chunks], np.bool_)
+    return [
+        np.repeat(slots, lens),
+        slots,
+        starts[1:][last].astype(np.int64) - 1,
+        slots[last],
+        np.concatenate([np.asarray(chunk.ids, np.int32) for chunk in chunks]),
+        np.concatenate([np.arange(c.start, c.start + len(c.ids), dtype=np.int32) for c in chunks]),
+        starts,
+        np.array([chunk.start + len(chunk.ids) for chunk in chunks], np.int32),
+    ]
+
+
+def _passed(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

@@ -1,0 +1,154 @@
+"""One decode step on CUDA as a fixed sequence of launches: slots -> model -> sample -> slots -> report ring.
+
+Owns the step's input rows, its scratch tensors and the report ring. Everything is of fixed shape for a batch
+size and set of sampling features, so that `graphs.py` can capture it. Core thread, current stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..contracts import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FinishCode
+from .attention.paged_cuda import next_power_of_two
+from .sampler import sample
+from .slot_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, report_kernel
+from .slots import RECENT_TOKENS, SlotState
+from .step import SamplingFeatures
+
+_ARGMAX_PARTS = 32
+WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
+
+
+class DecodeForward(Protocol):
+    """Logits [R, V] of one token a row; `rows` int64 [R] are slots, `batch` has no block tables of its own."""
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where reports go: `ring` int32 [depth, words] (pinned), `record` int64 [1] the number of the next one."""
+
+    ring: torch.Tensor
+    record: torch.Tensor
+
+
+class DecodeStep:
+    """The step for up to `max_rows` rows; the slots that decode stand in `rows` (padding: the pad slot)."""
+
+    def __init__(self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int) -> None:
+        device = state.last_token.device
+        self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
+        self._pad_rows = self.rows.clone()
+        self._state, self._forward, self._report = state, forward, report
+        self._rehearsal = Report(torch.zeros_like(report.ring[:1], device=device), torch.zeros_like(report.record))
+        self._best = torch.empty((max_rows, _ARGMAX_PARTS), dtype=torch.float32, device=device)
+        self._best_ids = torch.empty((max_rows, _ARGMAX_PARTS), dtype=torch.int32, device=device)
+
+    def set_rows(self, slots: torch.Tensor) -> None:
+        """The slots (int64, padded to a bucket) that decode from the next step on."""
+        self.rows[: slots.shape[0]].copy_(slots)
+
+    def enqueue(self, bucket: int, features: SamplingFeatures, rehearsal: bool = False) -> None:
+        """Launch one step over the first `bucket` rows. A rehearsal compiles the kernels and leaves no trace."""
+        rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
+        report = self._rehearsal if rehearsal else self._report
+        state = self._state
+        ids, positions = torch.empty_like(rows), torch.empty_like(rows)
+        context_lens = torch.empty(bucket, dtype=torch.int32, device=rows.device)
+        begin_kernel[(bucket,)](
+            rows,
+            state.last_token,
+            state.length,
+            state.finished.view(torch.uint8),
+            ids,
+            positions,
+            context_lens,
+            report.record,
+            num_warps=1,
+        )
+        logits = self._forward(ids, positions, rows, context_lens)
+        self.choose(logits, rows, features, report, decode=True)
+
+    def choose(
+        self, logits: torch.Tensor, rows: torch.Tensor, features: SamplingFeatures, report: Report, decode: bool
+    ) -> None:
+        """Next tokens of `rows` (at most `max_rows`) from logits [R, V]: pick, advance the slots, report.
+
+        `decode`: the rows have stored one more token, so their length goes up too.
+        """
+        if features == SamplingFeatures():
+            self._choose_greedy(logits, rows, report, decode)
+            return
+        state, count = self._state, rows.shape[0]
+        sampled = sample(logits.float(), rows, state, features)
+        if decode:
+            state.length[rows] += (~state.finished[rows]).to(torch.int32)
+        tokens, finish = state.advance(rows, sampled.tokens, sampled.broken, features.penalised)
+        top_ids, top_logprobs = sampled.top_ids, sampled.top_logprobs
+        alternatives = top_ids.shape[1] if top_ids is not None else 0
+        report_kernel[(count,)](
+            tokens,
+            finish,
+            sampled.logprobs if sampled.logprobs is not None else tokens,
+            top_ids if top_ids is not None else tokens,
+            top_logprobs.contiguous() if top_logprobs is not None else tokens,
+            report.record,
+            report.ring,
+            report.ring.shape[0],
+            report.ring.shape[1],
+            count,
+            K=alternatives,
+            K_PAD=next_power_of_two(max(1, alternatives)),
+            HAS_LOGPROBS=sampled.logprobs is not None,
+            num_warps=1,
+        )
+
+    def _choose_greedy(self, logits: torch.Tensor, rows: torch.Tensor, report: Report, decode: bool) -> None:
+        state, count, vocab_size = self._state, rows.shape[0], logits.shape[1]
+        block = min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS)))
+        argmax_kernel[(count, _ARGMAX_PARTS)](
+            logits,
+            rows,
+            state.produced,
+            state.min_tokens,
+            state.stop_ids,
+            self._best,
+            self._best_ids,
+            vocab_size,
+            STOPS=MAX_STOP_TOKEN_IDS,
+            PARTS=_ARGMAX_PARTS,
+            BLOCK_V=block,
+            num_warps=4,
+        )
+        greedy_advance_kernel[(count,)](
+            self._best,
+            self._best_ids,
+            rows,
+            state.last_token,
+            state.length,
+            state.remaining,
+            state.produced,
+            state.finished.view(torch.uint8),
+            state.stop_ids,
+            state.recent,
+            report.record,
+            report.ring,
+            report.ring.shape[0],
+            report.ring.shape[1],
+            count,
+            PARTS=_ARGMAX_PARTS,
+            STOPS=MAX_STOP_TOKEN_IDS,
+            RECENT=RECENT_TOKENS,
+            RECENT_PAD=next_power_of_two(RECENT_TOKENS),
+            DECODE=decode,
+            STOP_CODE=int(FinishCode.STOP),
+            LENGTH_CODE=int(FinishCode.LENGTH),
+            ERROR_CODE=int(FinishCode.ERROR),
+            num_warps=1,
+        )

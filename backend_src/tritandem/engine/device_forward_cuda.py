@@ -1,0 +1,141 @@
+"""Which forward pass a model gets on CUDA, and how both kinds are called by a step.
+
+Owns the choice: the fused decoder where the model is recognised and agrees with transformers' own code on a
+probe, else that code itself over the paged kernels. Knows nothing about sampling, graphs or staging.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ..config import EngineConfig
+from .attention.dense import DenseAttention
+from .attention.interface import AttentionBackend, AttentionBatch
+from .attention.paged_cuda import Heads, PagedAttention
+from .forward import KvCache, PackedForward
+from .fused_cuda import FusedDecoder, Unfusable
+from .model_loader import LoadedModel
+from .slots import SlotState
+
+log = logging.getLogger(__name__)
+
+PROBE_TOKENS = 40
+PROBE_BLOCK_TOKENS = 16
+PROBE_BLOCKS = 1 + -(-(PROBE_TOKENS + 1) // PROBE_BLOCK_TOKENS)
+
+
+class DeviceForward:
+    """Logits of prefill chunks and of decode rows, whose context is found through the slot rows."""
+
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, max_rows: int, on_progress: Callable[[str], None]
+    ) -> None:
+        """Starts on a tiny KV cache that serves the probe; `use` gives it the real one."""
+        model = loaded.model
+        device = torch.device(model.device)
+        self.paged = config.attention != "dense"
+        cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, model.dtype, device)
+        shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
+        backend: AttentionBackend = PagedAttention(shapes, max_rows, device) if self.paged else DenseAttention()
+        self._packed = PackedForward(model, cache, backend)
+        self._fused: FusedDecoder | None = None
+        if config.compile and isinstance(backend, PagedAttention):
+            try:
+                fused = FusedDecoder(
+                    model, loaded.layers, cache, backend, loaded.max_context_tokens, _can_overlap(device)
+                )
+                _check_agreement(fused, self._packed, loaded.vocab_size)
+                self._fused = fused
+            except Unfusable as reason:
+                log.info("the model runs on transformers' own code: %s", reason)
+        on_progress("fused kernels" if self._fused else "transformers' modelling code over paged attention")
+
+    @property
+    def fused(self) -> bool:
+        return self._fused is not None
+
+    def use(self, cache: KvCache) -> None:
+        """Run over this cache from now on; nothing captured before may be replayed."""
+        self._packed.cache = cache
+        if self._fused is not None:
+            self._fused.cache = cache
+
+    def prefill(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Logits [R, V] after the packed tokens `rows` int64 [R], R >= 0."""
+        forward = self._fused.prefill if self._fused is not None else self._packed.logits
+        return forward(ids, positions, rows, batch)
+
+    def decode(
+        self,
+        state: SlotState,
+        block_tokens: int,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [S, V] of one token a row; `rows` int64 [S] are slots, idle ones have context length 0."""
+        count = rows.shape[0]
+        # The fused kernel finds blocks through the slot's own table: nothing is gathered for it.
+        tables = state.block_table if self._fused is not None else state.block_table[rows]
+        batch = AttentionBatch(
+            slot_mapping=positions,
+            block_tables=tables,
+            context_lens=context_lens,
+            query_starts=context_lens,
+            max_query_tokens=1,
+            max_context_tokens=state.block_table.shape[1] * block_tokens,
+            decode=True,
+        )
+        if self._fused is not None:
+            return self._fused.decode(ids, rows, batch)
+        block = tables.gather(1, (positions // block_tokens)[:, None])[:, 0].long()
+        mapping = (block * block_tokens + positions % block_tokens).masked_fill(context_lens == 0, 0)
+        every = torch.arange(count + 1, dtype=torch.int32, device=rows.device)
+        batch = AttentionBatch(mapping, tables, context_lens, every, 1, batch.max_context_tokens, decode=True)
+        return self._packed.logits(ids, positions, every[:count].long(), batch)
+
+
+@torch.inference_mode()
+def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
+    """A prefill and a decode step of both twins on the same tokens. Raises Unfusable when they differ."""
+    device, dtype = packed.cache.keys[0].device, packed.cache.keys[0].dtype
+    ids = torch.arange(PROBE_TOKENS + 1, device=device) * 7919 % vocab_size
+    positions = torch.arange(PROBE_TOKENS + 1, device=device)
+    last = torch.tensor([PROBE_TOKENS - 1], device=device)
+
+    def batch(start: int, end: int) -> AttentionBatch:
+        return AttentionBatch(
+            slot_mapping=PROBE_BLOCK_TOKENS + positions[start:end],
+            block_tables=torch.arange(1, PROBE_BLOCKS, dtype=torch.int32, device=device)[None],
+            context_lens=torch.tensor([end], dtype=torch.int32, device=device),
+            query_starts=torch.tensor([0, end - start], dtype=torch.int32, device=device),
+            max_query_tokens=end - start,
+            max_context_tokens=end,
+            decode=end - start == 1,
+        )
+
+    prompt, step = batch(0, PROBE_TOKENS), batch(PROBE_TOKENS, PROBE_TOKENS + 1)
+    first, second = slice(0, PROBE_TOKENS), slice(PROBE_TOKENS, PROBE_TOKENS + 1)
+    zero = last * 0
+    want = [
+        packed.logits(ids[first], positions[first], last, prompt),
+        packed.logits(ids[second], positions[second], zero, step),
+    ]
+    got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], zero, step)]
+    limit = 1e-3 if dtype == torch.float32 else 5e-2
+    for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):
+        error = float((ours.float() - theirs).norm() / theirs.norm())
+        if not error <= limit:
+            raise Unfusable(f"its {name} logits differ by {error:.1e} (relative), allowed: {limit:.0e}")
+    log.info("the fused decoder agrees with transformers' own code")
+
+
+def _can_overlap(device: torch.device) -> bool:
+    """Programmatic dependent launch exists from compute capability 9.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

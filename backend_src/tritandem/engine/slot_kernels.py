@@ -1,0 +1,165 @@
+"""What a decode step does around the model, in the Triton language: read rows, pick greedily, advance, report.
+
+Owns the kernels only; `decode_step_cuda.py` launches them. `greedy_advance_kernel` is the fast twin of
+`sampler.sample` followed by `SlotState.advance` for rows that are all greedy. The report ring lies in pinned
+host memory and is written from here directly.
+"""
+
+# Constants of a kernel are written in capitals; `triton.jit` functions are not Python to a type checker.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def begin_kernel(
+    rows,  # int64 [R] slots
+    last_token,
+    length,
+    finished,
+    ids,  # int64 [R] out
+    positions,  # int64 [R] out
+    context_lens,  # int32 [R] out: 0 for idle rows
+    record,  # int64 [1] number of the report this step writes: counted up
+):
+    row = tl.program_id(0)
+    slot = tl.load(rows + row)
+    at = tl.load(length + slot)
+    idle = tl.load(finished + slot).to(tl.int1)
+    tl.store(ids + row, tl.load(last_token + slot))
+    tl.store(positions + row, at.to(tl.int64))
+    tl.store(context_lens + row, tl.where(idle, 0, at + 1))
+    if row == 0:
+        tl.store(record, tl.load(record) + 1)
+
+
+@triton.jit
+def argmax_kernel(
+    logits,  # [R, V]
+    rows,
+    produced,
+    min_tokens,
+    stop_ids,  # int64 [N + 1, STOPS]
+    best,  # float32 [R, PARTS] out
+    best_ids,  # int32 [R, PARTS] out
+    V,
+    STOPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Largest logit of each part of the vocabulary; a NaN wins so that it is noticed. First id on ties."""
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    slot = tl.load(rows + row)
+    per_part = tl.cdiv(tl.cdiv(V, PARTS), BLOCK_V) * BLOCK_V
+    top = float("-inf")
+    top_id = 0
+    early = tl.load(produced + slot) < tl.load(min_tokens + slot)
+    for start in range(part * per_part, tl.minimum((part + 1) * per_part, V), BLOCK_V):
+        ids = start + tl.arange(0, BLOCK_V)
+        values = tl.load(logits + row.to(tl.int64) * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
+        if early:
+            for stop in range(STOPS):
+                values = tl.where(ids == tl.load(stop_ids + slot * STOPS + stop), float("-inf"), values)
+        values = tl.where(values != values, float("inf"), values)
+        value, index = tl.max(values, axis=0, return_indices=True)
+        if value > top:
+            top_id = start + index
+            top = value
+    tl.store(best + row * PARTS + part, top)
+    tl.store(best_ids + row * PARTS + part, top_id)
+
+
+@triton.jit
+def greedy_advance_kernel(
+    best,
+    best_ids,
+    rows,
+    last_token,
+    length,
+    remaining,
+    produced,
+    finished,
+    stop_ids,
+    recent,  # int64 [N + 1, RECENT]
+    record,  # int64 [1]
+    ring,  # int32 [DEPTH, record_words] in pinned host memory
+    ring_depth,
+    record_words,
+    row_count,
+    PARTS: tl.constexpr,
+    STOPS: tl.constexpr,
+    RECENT: tl.constexpr,
+    RECENT_PAD: tl.constexpr,
+    DECODE: tl.constexpr,
+    STOP_CODE: tl.constexpr,
+    LENGTH_CODE: tl.constexpr,
+    ERROR_CODE: tl.constexpr,
+):
+    """Combine the parts into a token and do what `SlotState.advance` does; one program a row."""
+    row = tl.program_id(0)
+    slot = tl.load(rows + row)
+    parts = tl.arange(0, PARTS)
+    values = tl.load(best + row * PARTS + parts)
+    top, index = tl.max(values, axis=0, return_indices=True)
+    token = tl.load(best_ids + row * PARTS + index).to(tl.int64)
+    idle = tl.load(finished + slot).to(tl.int1)
+    left = tl.load(remaining + slot) - 1
+    stops = tl.load(stop_ids + slot * STOPS + tl.arange(0, STOPS))
+    stopped = tl.max((stops == token).to(tl.int32), axis=0) > 0
+    broken = (top == float("inf")) | (top == float("-inf"))
+    finish = tl.where(left <= 0, LENGTH_CODE, 0)
+    finish = tl.where(stopped, STOP_CODE, finish)
+    finish = tl.where(broken, ERROR_CODE, finish)
+    finish = tl.where(idle, 0, finish)
+    if not idle:
+        columns = tl.arange(0, RECENT_PAD)
+        moved = tl.load(recent + slot * RECENT + columns + 1, mask=columns + 1 < RECENT, other=0)
+        moved = tl.where(columns == RECENT - 1, token, moved)
+        tl.debug_barrier()
+        tl.store(recent + slot * RECENT + columns, moved, mask=columns < RECENT)
+        tl.store(last_token + slot, token)
+        tl.store(remaining + slot, left)
+        tl.store(produced + slot, tl.load(produced + slot) + 1)
+        tl.store(finished + slot, (finish != 0).to(finished.dtype.element_ty))
+        if DECODE:
+            tl.store(length + slot, tl.load(length + slot) + 1)
+    out = ring + (tl.load(record) % ring_depth) * record_words + row
+    tl.store(out, tl.where(idle, -1, token).to(tl.int32))
+    tl.store(out + row_count, finish)
+
+
+@triton.jit
+def report_kernel(
+    tokens,  # int32 [R]
+    finish,  # uint8 [R]
+    logprobs,  # float32 [R]
+    top_ids,  # int32 [R, K]
+    top_logprobs,  # float32 [R, K]
+    record,
+    ring,
+    ring_depth,
+    record_words,
+    row_count,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    HAS_LOGPROBS: tl.constexpr,
+):
+    """Write one row of a sampled step's results into the ring: [token | finish | logprob | ids | logprobs]."""
+    row = tl.program_id(0)
+    out = ring + (tl.load(record) % ring_depth) * record_words
+    tl.store(out + row, tl.load(tokens + row))
+    tl.store(out + row_count + row, tl.load(finish + row).to(tl.int32))
+    if HAS_LOGPROBS:
+        tl.store(out + 2 * row_count + row, tl.load(logprobs + row).to(tl.int32, bitcast=True))
+    if K > 0:
+        columns = tl.arange(0, K_PAD)
+        ok = columns < K
+        at = out + 3 * row_count + row * K + columns
+        tl.store(at, tl.load(top_ids + row * K + columns, mask=ok), mask=ok)
+        values = tl.load(top_logprobs + row * K + columns, mask=ok).to(tl.int32, bitcast=True)
+        tl.store(at + row_count * K, values, mask=ok)

@@ -1,0 +1,119 @@
+"""A staging slot is never rewritten while a copy may read it, and every transfer is counted."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from tritandem.engine.staging import SIZE_CLASSES, SLOT_ALIGNMENT, Packed, Route, StagingPool, choose_route
+
+CPU = torch.device("cpu")
+
+
+class ManualEvent:
+    """Passes when the test says so; waiting for it lets it pass, as a device would in time."""
+
+    def __init__(self) -> None:
+        self.recorded = self.passed = False
+        self.waits = 0
+
+    def record(self) -> None:
+        self.recorded, self.passed = True, False
+
+    def query(self) -> bool:
+        assert self.recorded, "an event is asked before it was recorded"
+        return self.passed
+
+    def synchronize(self) -> None:
+        assert self.recorded
+        self.waits += 1
+        self.passed = True
+
+
+def pool(**options: int) -> StagingPool:
+    return StagingPool(CPU, ManualEvent, pin=False, **options)
+
+
+def test_arrays_arrive_as_they_were_given_in_one_copy() -> None:
+    staging = pool()
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.array([[2**40, -1]], np.int64),
+        np.array([], np.int32),
+        np.array([1.5, -2.5], np.float32),
+        np.arange(6, dtype=np.int32).reshape(2, 3).T,
+    ]
+    packed = staging.pack(arrays)
+    staging.copy(packed)
+    for got, want in zip(packed.device_arrays(), arrays, strict=True):
+        assert np.array_equal(got.numpy(), want)
+    assert staging.counters.transfers[Route.PINNED] == 1
+    assert staging.counters.arrays == len(arrays)
+
+
+def test_slots_are_aligned() -> None:
+    packed = pool().pack([np.zeros(1, np.int32)])
+    assert packed.slot.host.data_ptr() % SLOT_ALIGNMENT == 0
+
+
+def test_a_slot_is_not_rewritten_before_its_last_reader_has_run() -> None:
+    staging = pool(slots_per_class=1, max_slots_per_class=1)
+    first = staging.pack([np.array([1], np.int32)])
+    staging.copy(first)
+    staging.release(first)
+    second = staging.pack([np.array([2], np.int32)])
+    assert second.slot is first.slot
+    event = first.slot.read
+    assert isinstance(event, ManualEvent)
+    assert event.waits == 1
+    assert staging.counters.waits == 1
+
+
+def test_the_pool_grows_to_its_limit_before_anyone_waits() -> None:
+    staging = pool(slots_per_class=1, max_slots_per_class=3)
+    for expected_waits in (0, 0, 0, 1):
+        packed = staging.pack([np.zeros(8, np.int32)])
+        staging.copy(packed)
+        staging.release(packed)
+        assert staging.counters.waits == expected_waits
+    assert staging.counters.grown == 2
+
+
+def test_random_use_never_hands_out_a_slot_twice() -> None:
+    rng = random.Random(7)
+    staging = pool(slots_per_class=2, max_slots_per_class=8)
+    held: list[tuple[Packed, int]] = []
+    flying: list[tuple[Packed, int]] = []
+    for value in range(600):
+        action = rng.random()
+        if action < 0.5 and len(held) < 6:
+            packed = staging.pack([np.full(rng.choice((3, 2000, 20000)), value, np.int32)])
+            staging.copy(packed)
+            busy = {id(p.slot) for p, _ in held}
+            busy |= {id(p.slot) for p, _ in flying if not p.slot.read.query() and p.slot is not packed.slot}
+            assert id(packed.slot) not in busy
+            flying = [(p, v) for p, v in flying if p.slot is not packed.slot]
+            held.append((packed, value))
+        elif held and action < 0.8:
+            packed, expected = held.pop(rng.randrange(len(held)))
+            assert bool((packed.device_arrays()[0] == expected).all())
+            staging.release(packed)
+            flying.append((packed, expected))
+        elif flying:
+            packed, _ = flying.pop(0)
+            packed.slot.read.synchronize()
+
+
+def test_what_fits_no_slot_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        pool().pack([np.zeros(SIZE_CLASSES[-1] + 1, np.uint8)])
+
+
+def test_routes_follow_size_and_frequency() -> None:
+    assert choose_route(2048, per_step=True, from_device=True) is Route.ZERO_COPY
+    assert choose_route(2048, per_step=True, from_device=False) is Route.PINNED
+    assert choose_route(1 << 20, per_step=True, from_device=True) is Route.PINNED
+    assert choose_route(1 << 30, per_step=True, from_device=False) is Route.PAGEABLE
+    assert choose_route(2048, per_step=False, from_device=False) is Route.PAGEABLE
