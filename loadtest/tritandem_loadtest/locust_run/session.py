@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 
 import gevent
@@ -26,7 +26,6 @@ from ..workload import Workload
 
 # Timers of the event loop have a granularity of a millisecond: the rest is waited out by yielding.
 _TIMER_SLACK_S = 0.001
-_UNSENT_COUNTED = 1_000_000
 
 
 class LoadSession:
@@ -104,13 +103,16 @@ class LoadSession:
         return record
 
     def close(self) -> None:
-        """Write this process's own record and close connections. Requests in flight are lost: counted as unsent."""
+        """Write this process's own record and close connections.
+
+        Requests still in flight, and arrivals that are due but were never taken, count as unsent.
+        """
         if self._sampler is not None:
             self._sampler.kill()
-        self._process.end_ns = time.monotonic_ns()
+        now_ns = self._process.end_ns = time.monotonic_ns()
         if not self._closed_loop:
-            left = sum(1 for _ in islice(self._arrivals, _UNSENT_COUNTED))
-            self._process.unsent = left + self.taken - self.done
+            due = takewhile(lambda a: self.start_ns + a.at_s * 1e9 < now_ns, self._arrivals)
+            self._process.unsent = self.sent - self.done + sum(1 for _ in due)
         self._write("process", asdict(self._process))
         if self._file is not None:
             self._file.close()
