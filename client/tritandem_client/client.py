@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tritandem_client.core import STOP_TIMEOUT_S, ClientCore
 from tritandem_client.errors import ServerNotReady, TritandemClientError
-from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_stop
+from tritandem_client.request import Message, Options, TokenIds, WireRequest
 from tritandem_client.results import Health, Result
 from tritandem_client.stream import Stream
 from tritandem_client.transports import Call, Transport, connect
@@ -62,8 +62,11 @@ class Client(ClientCore):
         return Stream(self, request, self._timeout_s(options))
 
     def stop(self, request_id: str, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error."""
-        for _ in self._transport.open(build_stop(self.model, request_id), timeout_s):
+        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error.
+
+        gRPC only: Triton's HTTP endpoints carry no request ids. Raises InvalidRequest over HTTP.
+        """
+        for _ in self._transport.open(self._build_stop(request_id), timeout_s):
             pass
 
     def health(self, *, timeout_s: float = 5.0) -> Health:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_request
+from tritandem_client.errors import InvalidRequest
+from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_request, build_stop
 from tritandem_client.transports import ProtocolName, parse_address
 
 DIRECT_MODEL = "scheduler"
@@ -25,7 +26,8 @@ class ClientCore:
     - `retries`: how often a Saturated request is sent again, waiting as long as the server says. Off by default.
     - `report`: what to ask for beside the text; () for deployments that lack these inputs.
     - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
-      does not reach the server's work (over HTTP, and for any model but the direct one).
+      does not reach the server's work, which is any model but the direct one. Never over HTTP, whose requests
+      carry no id: there the server's deadline is what bounds a broken-off request.
     - `ca_file`, `headers`, `connect_timeout_s`: PEM roots for TLS, metadata for every call, time to connect.
     """
 
@@ -47,8 +49,8 @@ class ClientCore:
             url, protocol, ca_file=ca_file, headers=headers, connect_timeout_s=connect_timeout_s
         )
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
-        direct = model == DIRECT_MODEL and self.address.protocol == "grpc"
-        self.stop_on_close = not direct if stop_on_close is None else stop_on_close
+        wanted = model != DIRECT_MODEL if stop_on_close is None else stop_on_close
+        self.stop_on_close = wanted and self.address.protocol == "grpc"
         self._connect()
 
     def _connect(self) -> None:
@@ -73,6 +75,12 @@ class ClientCore:
             stream=stream,
             report=self.report,
         )
+
+    def _build_stop(self, request_id: str) -> WireRequest:
+        """Raises InvalidRequest over HTTP: Triton's generate endpoints have no field for a request's id."""
+        if self.address.protocol == "http":
+            raise InvalidRequest("request_id", request_id, "a client with protocol grpc: over HTTP requests have no id")
+        return build_stop(self.model, request_id)
 
     def _timeout_s(self, options: Options) -> float | None:
         return options.get("timeout_s", self.timeout_s)

@@ -68,7 +68,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`models`: state by name ("READY" or the server's reason). An unreachable server is `live=False`, no error."""
+    """`models`: "READY" or the server's reason by name; of all models where the server's repository index is open
+    to clients, else of the client's own at most. An unreachable server is `live=False`, no error.
+    """
 
     live: bool
     ready: bool  # the server is, and the client's own model is
@@ -79,11 +81,12 @@ class Health:
         return self.ready
 
 
-def health_from_index(server_ready: bool, model: str, index: Sequence[tuple[str, str, str]]) -> Health:
-    """`index`: (name, state, reason) of every version in the model repository; one READY version is enough."""
+def health_of(*, server_ready: bool, model: str, model_ready: bool, index: Sequence[tuple[str, str, str]]) -> Health:
+    """`index`: (name, state, reason) of every version in the model repository, as far as the server tells."""
     models = {name: reason or state or "UNAVAILABLE" for name, state, reason in index}
     models |= {name: "READY" for name, state, _ in index if state == "READY"}
-    own = models.get(model, "not in the model repository")
-    ready = server_ready and own == "READY"
-    reason = "" if ready else f"model {model}: {own}" if server_ready else "the server is not ready"
-    return Health(live=True, ready=ready, models=models, reason=reason)
+    if model_ready:
+        models[model] = "READY"
+    why = "" if model_ready else f"model {model}: {models.get(model, 'not ready, or not in the model repository')}"
+    reason = why if server_ready else "the server is not ready"
+    return Health(live=True, ready=server_ready and model_ready, models=models, reason=reason)

@@ -68,8 +68,8 @@ def test_dropping_an_asyncio_stream_cancels() -> None:
         asyncio.run(run(server))
 
 
-def test_where_cancelling_does_not_reach_the_work_a_stop_follows(way: Any) -> None:
-    server, client = way.connect(hanging(chunk("a")), model="ensemble")
+def test_where_cancelling_does_not_reach_the_work_a_stop_follows(grpc_way: Any) -> None:
+    server, client = grpc_way.connect(hanging(chunk("a")), model="ensemble")
     with client.stream("x", request_id="r7") as stream:
         next(stream)
     client.health()  # lets the event loop, where there is one, do the sending
@@ -85,12 +85,11 @@ def test_the_direct_model_over_grpc_needs_no_stop() -> None:
         assert len(server.visitors.requests) == 1  # closing the client would have waited for a stop
 
 
-def test_stop_on_close_can_be_chosen(sync_way: Any) -> None:
-    for wanted in (False, True):
-        server, client = sync_way.connect(hanging(chunk("a")), stop_on_close=wanted)
-        with client.stream("x") as stream:
+@pytest.mark.parametrize("wanted", [False, True])
+def test_stop_on_close_can_be_chosen(wanted: bool) -> None:
+    with FakeTritonGrpc(hanging(chunk("a"))) as server:
+        with Client(server.url, stop_on_close=wanted) as client, client.stream("x") as stream:
             next(stream)
-        client.close()
         assert any(r.is_stop for r in server.visitors.requests) is wanted
 
 

@@ -27,6 +27,7 @@ class FakeTritonGrpc:
     def __init__(self, model: Model, *, port: int = 0, workers: int = 16) -> None:
         self.visitors = Visitors(model)
         self.ready = True
+        self.index_closed = False
         self.models = {"scheduler": ("READY", ""), "ensemble": ("READY", "")}
         # SO_REUSEPORT would let the servers of two tests share a port.
         self._server = grpc.server(ThreadPoolExecutor(workers), options=[("grpc.so_reuseport", 0)])
@@ -54,7 +55,13 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ServerReadyResponse(ready=self._owner.ready)
 
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        state, _ = self._owner.models.get(request.name, ("", ""))
+        return pb.ModelReadyResponse(ready=state == "READY")
+
     def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._owner.index_closed:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
         answer = pb.RepositoryIndexResponse()
         for name, (state, reason) in self._owner.models.items():
             answer.models.add(name=name, version="1", state=state, reason=reason)

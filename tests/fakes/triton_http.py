@@ -1,7 +1,8 @@
 """A Triton HTTP server in this process: health, repository index and the two generate endpoints.
 
 As strict as its gRPC sibling, and as peculiar as Triton: the status of the first response is the status of
-the whole, errors in an event stream come as `data: {"error": ...}`, `generate` demands one response.
+the whole, errors in an event stream come as `data: {"error": ...}`, `generate` demands one response, and a
+request has no id.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class FakeTritonHttp:
     def __init__(self, model: Model, *, port: int = 0) -> None:
         self.visitors = Visitors(model)
         self.ready = True
+        self.index_closed = False
         self.models = {"scheduler": ("READY", ""), "ensemble": ("READY", "")}
         self.connections: list[Any] = []
         owner = self
@@ -71,11 +73,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.server_of_test.connections.append(self.connection)
 
     def do_GET(self) -> None:
+        model = re.fullmatch(r"/v2/models/(\w+)/ready", self.path)
+        if model:
+            state, _ = self.server_of_test.models.get(model[1], ("", ""))
+            return self._plain(200 if state == "READY" else 400, b"")
         assert self.path == "/v2/health/ready", self.path
         self._plain(200 if self.server_of_test.ready else 400, b"")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.path == "/v2/repository/index" and self.server_of_test.index_closed:
+            return self._plain(403, b'{"error": "This API is restricted"}')
         if self.path == "/v2/repository/index":
             entries = self.server_of_test.models.items()
             index = [{"name": name, "version": "1", "state": s, "reason": r} for name, (s, r) in entries]
@@ -108,11 +116,11 @@ class _Handler(BaseHTTPRequestHandler):
             elif name in MANY_VALUES:
                 assert isinstance(value, list), f"{name}={value!r}"
                 inputs[name] = value
-            elif name != "id":
+            else:
                 assert name in PARAMETERS, f"unexpected key {name}"
                 parameters[name] = value
         assert (route[2] == "generate_stream") == ("stream" in inputs), "the endpoint and the input `stream` agree"
-        return route[2], Received(route[1], body["id"], inputs, parameters, dict(self.headers))
+        return route[2], Received(route[1], "", inputs, parameters, dict(self.headers))
 
     def _answer(self, kind: str, said: Iterator[Outputs | Exception | None]) -> None:
         documents = (_document(one) for one in said if one is not None)

@@ -51,7 +51,6 @@ class Received:
             assert isinstance(value, PARAMETERS.get(name, ())), f"unexpected parameter {name}={value!r}"
         if "messages" in self.parameters:
             assert isinstance(json.loads(self.parameters["messages"]), list), "messages is a JSON list"
-        assert self.request_id, "every request has an id"
 
     @property
     def is_stop(self) -> bool:

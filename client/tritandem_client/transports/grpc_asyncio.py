@@ -67,10 +67,14 @@ class AsyncGrpcTransport:
         stub, options = self._stub, {"timeout": timeout_s, "metadata": self._metadata}
         try:
             ready = (await stub.ServerReady(pb.ServerReadyRequest(), **options)).ready
-            index = await stub.RepositoryIndex(wire.index_request(), **options)
+            model_ready = (await stub.ModelReady(pb.ModelReadyRequest(name=model), **options)).ready
         except grpc.RpcError as error:
             return Health(live=False, ready=False, reason=str(wire.from_rpc_error(error)))
-        return wire.to_health(ready, model, index)
+        try:
+            index = (await stub.RepositoryIndex(pb.RepositoryIndexRequest(), **options)).models
+        except grpc.RpcError:  # closed to clients
+            index = ()
+        return wire.to_health(ready, model, model_ready, index)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -57,12 +57,17 @@ class GrpcTransport:
         return GrpcCall(self._stub.ModelStreamInfer(messages, timeout=timeout_s, metadata=self._metadata))
 
     def health(self, model: str, timeout_s: float) -> Health:
+        options = {"timeout": timeout_s, "metadata": self._metadata}
         try:
-            ready = self._stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s, metadata=self._metadata).ready
-            index = self._stub.RepositoryIndex(wire.index_request(), timeout=timeout_s, metadata=self._metadata)
+            ready = self._stub.ServerReady(pb.ServerReadyRequest(), **options).ready
+            model_ready = self._stub.ModelReady(pb.ModelReadyRequest(name=model), **options).ready
         except grpc.RpcError as error:
             return Health(live=False, ready=False, reason=str(wire.from_rpc_error(error)))
-        return wire.to_health(ready, model, index)
+        try:
+            index = self._stub.RepositoryIndex(pb.RepositoryIndexRequest(), **options).models
+        except grpc.RpcError:  # closed to clients
+            index = ()
+        return wire.to_health(ready, model, model_ready, index)
 
     def close(self) -> None:
         self._channel.close()

@@ -6,6 +6,7 @@ calls. Pure functions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ from tritandem_client.errors import (
     error_from_server,
 )
 from tritandem_client.request import WireRequest
-from tritandem_client.results import Health, health_from_index
+from tritandem_client.results import Health, health_of
 from tritandem_client.tensors import decode, encode
 from tritandem_client.transports import Address
 
@@ -95,9 +96,7 @@ def from_rpc_error(error: Any) -> TritandemClientError:
     return word
 
 
-def index_request() -> pb.RepositoryIndexRequest:
-    return pb.RepositoryIndexRequest()
-
-
-def to_health(server_ready: bool, model: str, index: pb.RepositoryIndexResponse) -> Health:
-    return health_from_index(server_ready, model, [(entry.name, entry.state, entry.reason) for entry in index.models])
+def to_health(server_ready: bool, model: str, model_ready: bool, index: Iterable[Any]) -> Health:
+    """`index`: the repository's entries; none where a deployment closes the repository's interface."""
+    entries = [(entry.name, entry.state, entry.reason) for entry in index]
+    return health_of(server_ready=server_ready, model=model, model_ready=model_ready, index=entries)

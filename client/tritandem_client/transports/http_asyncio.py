@@ -79,10 +79,11 @@ class AsyncHttpTransport:
         timeout = wire.timeouts(self._address, timeout_s)
         try:
             ready = await self._client.get("/v2/health/ready", timeout=timeout)
+            model_ready = await self._client.get(f"/v2/models/{model}/ready", timeout=timeout)
             index = await self._client.post("/v2/repository/index", timeout=timeout)
         except httpx.HTTPError as error:
             return Health(live=False, ready=False, reason=str(wire.from_http_error(error)))
-        return wire.to_health(ready, index, model)
+        return wire.to_health(ready, model_ready, index, model)
 
     async def close(self) -> None:
         await self._client.aclose()

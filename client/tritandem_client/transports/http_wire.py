@@ -18,7 +18,7 @@ import httpx
 from tritandem_client.answer import Outputs
 from tritandem_client.errors import ConnectionFailed, Failed, Timeout, TritandemClientError, error_from_server
 from tritandem_client.request import WireRequest
-from tritandem_client.results import Health, health_from_index
+from tritandem_client.results import Health, health_of
 from tritandem_client.transports import Address
 
 _LISTS = frozenset({"input_ids", "stop_words", "bad_words"})  # tensors of any length; all others are one value
@@ -49,9 +49,9 @@ def path(request: WireRequest) -> str:
 
 
 def to_body(request: WireRequest) -> dict[str, Any]:
-    """Keys that are no inputs of the model reach it as request parameters."""
+    """Keys that are no inputs of the model reach it as request parameters; there is no key for the request's id."""
     tensors = {t.name: list(t.values) if t.name in _LISTS else t.values[0] for t in request.tensors}
-    return {"id": request.request_id, **tensors, **request.parameters}
+    return {**tensors, **request.parameters}
 
 
 def to_outputs(event: dict[str, Any]) -> Outputs:
@@ -105,10 +105,13 @@ def shut_down(response: httpx.Response) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def to_health(ready: httpx.Response, index: httpx.Response, model: str) -> Health:
-    entries = index.json() if index.status_code == 200 else []
-    return health_from_index(
-        ready.status_code == 200, model, [(e["name"], e.get("state", ""), e.get("reason", "")) for e in entries]
+def to_health(ready: httpx.Response, model_ready: httpx.Response, index: httpx.Response, model: str) -> Health:
+    entries = index.json() if index.status_code == 200 else []  # deployments may close the repository's interface
+    return health_of(
+        server_ready=ready.status_code == 200,
+        model=model,
+        model_ready=model_ready.status_code == 200,
+        index=[(e["name"], e.get("state", ""), e.get("reason", "")) for e in entries],
     )
 
 
