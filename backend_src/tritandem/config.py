@@ -71,6 +71,7 @@ class SchedulerConfig:
     sender_threads: int = 2
     max_buffered_chars: int = 1 << 20  # of one slow client; beyond it the request ends as FAILED
     cancel_poll_s: float = 0.1
+    cancel_poll_share: float = 0.02  # of one core; with many streams it makes the poll interval longer
     drain_timeout_s: float = 30.0
     engine_silence_s: float = 1.0  # an engine that says nothing for so long is asked whether it lives
     engine_answer_s: float = 3.0  # a call unanswered for so long takes the engine out

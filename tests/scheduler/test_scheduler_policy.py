@@ -8,7 +8,7 @@ import pytest
 from tritandem.contracts import PriorityClass
 from tritandem.scheduler.policy.ageing import next_lift_ns, rank
 from tritandem.scheduler.policy.deadline import too_late
-from tritandem.scheduler.policy.fair_share import eligible
+from tritandem.scheduler.policy.fair_share import band, opening_balance
 from tritandem.scheduler.policy.order import first, order
 from tritandem.scheduler.policy.prefix import MAX_HEAD_START_NS, head_start_ns
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting
@@ -84,10 +84,18 @@ def test_tenants_in_turn_get_equal_tokens_though_their_requests_differ_in_size()
     assert abs(served["long"] - served["short"]) <= POLICY.quantum_tokens + 8000
 
 
-def test_one_tenant_alone_is_never_held_back_by_its_own_account() -> None:
-    assert eligible(["a"], {"a": 10**9}, 1) == ["a"]
-    assert eligible(["a", "b"], {"a": 10**9, "b": 0}, 1) == ["b"]
-    assert eligible([], {}, 1) == []
+def test_tenants_within_one_quantum_are_in_the_same_band() -> None:
+    assert band(0, 100) == band(99, 100) < band(100, 100)
+
+
+def test_one_tenant_alone_is_ordered_by_deadline_whatever_its_account() -> None:
+    entries = [waiting(i, deadline_ns=(20 - i) * S) for i in range(10)]
+    assert numbers(order(entries, S, POLICY, {"": 10**9})) == list(range(9, -1, -1))
+
+
+def test_idle_time_earns_no_credit_and_debts_stay() -> None:
+    assert opening_balance(50, lowest_band=3, quantum_tokens=100) == 300
+    assert opening_balance(950, lowest_band=3, quantum_tokens=100) == 950
 
 
 def test_a_cached_prefix_gives_a_bounded_head_start() -> None:

@@ -76,11 +76,9 @@ def decide(
 
 def never_fits(prompt_tokens: int, output_tokens: int, load: LoadSnapshot) -> InvalidRequest | None:
     """The field that no amount of waiting would cure. Limits of 0 are not known yet and refuse nothing."""
-    capacity_tokens = load.total_blocks * load.block_tokens
-    known = [limit for limit in (load.max_context_tokens, capacity_tokens) if limit > 0]
-    if not known:
+    most = longest_sequence(load)
+    if most == 0:
         return None
-    most = min(known)
     if prompt_tokens >= most:
         return InvalidRequest("text_input", f"{prompt_tokens} tokens", f"at most {most - 1} tokens on this server")
     if prompt_tokens + output_tokens > most:
@@ -88,6 +86,12 @@ def never_fits(prompt_tokens: int, output_tokens: int, load: LoadSnapshot) -> In
             "max_tokens", output_tokens, f"at most {most - prompt_tokens} after a prompt of {prompt_tokens} tokens"
         )
     return None
+
+
+def longest_sequence(load: LoadSnapshot) -> int:
+    """Tokens of prompt and answer that one sequence may have; 0: not known yet."""
+    limits = (load.max_context_tokens, load.total_blocks * load.block_tokens)
+    return min((limit for limit in limits if limit > 0), default=0)
 
 
 def retry_after_s(load: LoadSnapshot, queue: QueueState) -> float:

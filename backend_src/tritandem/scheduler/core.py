@@ -11,12 +11,13 @@ import heapq
 
 from ..config import SchedulerConfig
 from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, Saturated, TritandemError
-from .admission import AdmissionLimits, QueueState, decide, expected_tokens, total_load
+from .admission import AdmissionLimits, QueueState, decide, expected_tokens, longest_sequence, total_load
 from .batch_limits import adjust, initial
 from .books import Book
 from .desk import Desk
 from .dispatch import Demand, choose
 from .engine_link import EngineLink
+from .integrity import check_books
 from .lifecycle import State, ended_by_error
 from .policy.deadline import too_late
 from .policy.prefix import head_start_ns
@@ -26,6 +27,7 @@ from .prefix_map import prefix_hashes
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
 
+DEADLINES_KEPT = 1024
 MAX_SUBMISSIONS = 3  # a request that has seen this many engines fail is likely the reason
 HOUSEKEEPING_NS = 250_000_000
 OUTAGE_GRACE_NS = 500_000_000  # without any engine this long, what waits is failed
@@ -207,6 +209,9 @@ class SchedulerCore:
             link.submit(tickets)
 
     def _keep_house(self, now_ns: int) -> None:
+        if len(self._deadlines) > DEADLINES_KEPT:  # those of requests that ended in time
+            self._deadlines = [entry for entry in self._deadlines if entry[2].life.state is not State.ENDED]
+            heapq.heapify(self._deadlines)
         answer_ns, silence_ns = self._config.engine_answer_s * 1e9, self._config.engine_silence_s * 1e9
         for book in self._up():
             link, started_ns = book.link, book.link.call_started_ns
@@ -270,7 +275,7 @@ class SchedulerCore:
             outcomes=dict(self._desk.outcomes),
             moved=self._moved,
             buffered_chars=self._desk.buffered_chars,
-            max_context_tokens=max((book.link.load.max_context_tokens for book in books), default=0),
+            max_context_tokens=max((longest_sequence(book.link.load) for book in books), default=0),
             engines=tuple(
                 EngineStatus(
                     book.link.name,
@@ -286,26 +291,6 @@ class SchedulerCore:
 
     def check_integrity(self, open_tickets: dict[int, Ticket]) -> None:
         """On the scheduling thread. Raises AssertionError."""
-        waiting = {ticket.number: ticket for ticket in self._queue.items()}
-        placed = [*waiting.values(), *(ticket for book in self._books.values() for ticket in book.tickets.values())]
-        numbers = [ticket.number for ticket in placed]
-        _claim(len(numbers) == len(set(numbers)), "a request is in two places")
-        for ticket in open_tickets.values():
-            unplaced = ticket.entry is not None and ticket.number not in numbers
-            _claim(not unplaced or ticket.life.state is State.ENDED, f"request {ticket.number} is nowhere")
-        prompt_tokens = sum(len(ticket.request.input_ids) for ticket in waiting.values())
-        output_tokens = sum(ticket.request.sampling.max_tokens for ticket in waiting.values())
-        _claim(self._queued == QueueState(len(waiting), prompt_tokens, output_tokens), "queue totals are off")
-        for book in self._books.values():
-            held = book.tickets.values()
-            committed = sum(ticket.entry.tokens for ticket in held if ticket.entry is not None)
-            prefilling = sum(len(ticket.request.input_ids) for ticket in held if ticket.prefilling)
-            _claim(book.committed_tokens == committed, f"{book.link.name}: committed tokens are off")
-            _claim(book.prefilling_tokens == prefilling, f"{book.link.name}: prefilling tokens are off")
-        if not open_tickets:
-            _claim(not placed and self._desk.buffered_chars == 0, "something is left though no request is open")
-
-
-def _claim(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)
+        check_books(self._queue.items(), self._queued, list(self._books.values()), open_tickets)
+        if not open_tickets and self._desk.buffered_chars:
+            raise AssertionError("text is left though no request is open")

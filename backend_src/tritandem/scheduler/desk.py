@@ -32,7 +32,7 @@ class Desk:
     """`on_end(ticket)` is called with the lock held, once per request: it must only post a message."""
 
     def __init__(self, max_buffered_chars: int, on_end: Callable[[Ticket], None]) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._urgent: deque[Ticket] = deque()  # nothing sent yet
         self._ready: deque[Ticket] = deque()

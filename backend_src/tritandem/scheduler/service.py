@@ -59,7 +59,9 @@ class SchedulerService:
 
         self._desk = Desk(config.max_buffered_chars, lambda ticket: self._post(lambda: self._core.ended(ticket)))
         self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered)
-        self._watch = CancelWatch(config.cancel_poll_s, lambda ticket: self._desk.end(ticket, CLIENT_GONE))
+        self._watch = CancelWatch(
+            config.cancel_poll_s, config.cancel_poll_share, lambda ticket: self._desk.end(ticket, CLIENT_GONE)
+        )
         events = LinkEvents(
             up=lambda link: self._post(lambda: self._core.engine_up(link)),
             down=lambda link, error: self._post(lambda: self._core.engine_down(link, error, self._clock())),

@@ -1,8 +1,8 @@
 """The waiting requests, kept so that the next one is found without sorting them all.
 
-Owned by the scheduling thread. Same order as `policy.order`, at O(log n + tenants in turn) a pick: per rank
-and tenant one heap by urgency; a second heap knows when a request's rank changes. Removed and lifted entries
-stay in their old heap until they surface. Knows nothing about engines.
+Owned by the scheduling thread. Same order as `policy.order`, at O(log n) a pick: per rank and tenant one heap by
+urgency, per rank one heap of tenants; another heap knows when a request's rank changes. What is outdated is put
+right when it surfaces. Knows nothing about engines.
 """
 
 from __future__ import annotations
@@ -13,13 +13,36 @@ from typing import Generic, TypeVar
 from ..contracts import PriorityClass
 from .policy.ageing import next_lift_ns, rank
 from .policy.deadline import urgency
-from .policy.fair_share import eligible, opening_balance
+from .policy.fair_share import band, opening_balance
 from .policy.waiting import PolicyConfig, Waiting
 
 T = TypeVar("T")
-Heap = list[tuple[int, int, int]]  # deadline, arrival less head start, number
+Key = tuple[int, int, int]  # deadline, arrival less head start, number
 
 ACCOUNTS_KEPT = 4096  # idle tenants beyond this many lose accounts that no longer matter
+
+
+class _Level:
+    """The requests of one rank. `turns` has one current entry per tenant, and outdated ones below or above it."""
+
+    __slots__ = ("current", "heaps", "turns")
+
+    def __init__(self) -> None:
+        self.heaps: dict[str, list[Key]] = {}
+        self.turns: list[tuple[int, Key, str]] = []  # band, first of the tenant, tenant
+        self.current: dict[str, tuple[int, Key, str]] = {}
+
+    def push(self, tenant: str, its_band: int, key: Key) -> None:
+        heap = self.heaps.setdefault(tenant, [])
+        heapq.heappush(heap, key)
+        if heap[0] is key:
+            self.refresh(tenant, its_band)
+
+    def refresh(self, tenant: str, its_band: int) -> None:
+        """The tenant's turn may come earlier than its entry says."""
+        if tenant in self.heaps:
+            turn = self.current[tenant] = (its_band, self.heaps[tenant][0], tenant)
+            heapq.heappush(self.turns, turn)
 
 
 class WaitingQueue(Generic[T]):
@@ -28,11 +51,11 @@ class WaitingQueue(Generic[T]):
     def __init__(self, policy: PolicyConfig) -> None:
         self._policy = policy
         self._entries: dict[int, tuple[Waiting, int, T]] = {}  # number -> facts, current rank, item
-        self._levels: dict[int, dict[str, Heap]] = {}
+        self._levels: dict[int, _Level] = {}
         self._lifts: list[tuple[int, int]] = []  # when, number
         self._served_tokens: dict[str, int] = {}
         self._waiting_of_tenant: dict[str, int] = {}
-        self._virtual_tokens = 0
+        self._lowest_band = 0
         self._by_class = [0] * len(PriorityClass)
 
     def __len__(self) -> int:
@@ -50,7 +73,9 @@ class WaitingQueue(Generic[T]):
     def push(self, entry: Waiting, item: T, now_ns: int) -> None:
         tenant = self._tenant(entry)
         if tenant not in self._waiting_of_tenant:
-            self._served_tokens[tenant] = opening_balance(self._served_tokens.get(tenant, 0), self._virtual_tokens)
+            self._served_tokens[tenant] = opening_balance(
+                self._served_tokens.get(tenant, 0), self._lowest_band, self._policy.quantum_tokens
+            )
         self._waiting_of_tenant[tenant] = self._waiting_of_tenant.get(tenant, 0) + 1
         self._by_class[entry.priority] += 1
         self._place(entry, item, now_ns)
@@ -84,6 +109,8 @@ class WaitingQueue(Generic[T]):
         tenant = self._tenant(entry)
         if tenant in self._served_tokens:
             self._served_tokens[tenant] += served_tokens - entry.tokens
+            for level in self._levels.values():
+                level.refresh(tenant, self._band(tenant))
 
     def served_tokens(self) -> dict[str, int]:
         return dict(self._served_tokens)
@@ -91,11 +118,15 @@ class WaitingQueue(Generic[T]):
     def _tenant(self, entry: Waiting) -> str:
         return entry.tenant if self._policy.fair_share else ""
 
+    def _band(self, tenant: str) -> int:
+        return band(self._served_tokens[tenant], self._policy.quantum_tokens)
+
     def _place(self, entry: Waiting, item: T, now_ns: int) -> None:
         its_rank = rank(entry.priority, entry.arrived_ns, now_ns, self._policy.ageing_ns)
         self._entries[entry.number] = (entry, its_rank, item)
-        heap = self._levels.setdefault(its_rank, {}).setdefault(self._tenant(entry), [])
-        heapq.heappush(heap, (*urgency(entry.deadline_ns, entry.arrived_ns, entry.head_start_ns), entry.number))
+        key = (*urgency(entry.deadline_ns, entry.arrived_ns, entry.head_start_ns), entry.number)
+        tenant = self._tenant(entry)
+        self._levels.setdefault(its_rank, _Level()).push(tenant, self._band(tenant), key)
         heapq.heappush(self._lifts, (next_lift_ns(entry.arrived_ns, now_ns, self._policy.ageing_ns), entry.number))
 
     def _lift(self, now_ns: int) -> None:
@@ -109,26 +140,37 @@ class WaitingQueue(Generic[T]):
         self._lift(now_ns)
         while self._levels:
             lowest = min(self._levels)
-            level = self._levels[lowest]
-            for tenant in list(level):
-                self._drop_stale(level, tenant, lowest)
-            if not level:
-                del self._levels[lowest]
-                continue
-            turn = eligible(level, self._served_tokens, self._policy.quantum_tokens)
-            self._virtual_tokens = max(self._virtual_tokens, min(self._served_tokens[tenant] for tenant in level))
-            _, _, number = min(level[tenant][0] for tenant in turn)
-            return self._entries[number][0]
+            number = self._first_of(self._levels[lowest], lowest)
+            if number is not None:
+                return self._entries[number][0]
+            del self._levels[lowest]
         return None
 
-    def _drop_stale(self, level: dict[str, Heap], tenant: str, its_rank: int) -> None:
-        heap = level[tenant]
-        while heap:
-            held = self._entries.get(heap[0][2])
-            if held is not None and held[1] == its_rank:
-                return
-            heapq.heappop(heap)
-        del level[tenant]
+    def _first_of(self, level: _Level, its_rank: int) -> int | None:
+        while level.turns:
+            turn = level.turns[0]
+            tenant = turn[2]
+            if level.current.get(tenant) is not turn:
+                heapq.heappop(level.turns)  # a later entry speaks for this tenant
+                continue
+            heap = level.heaps[tenant]
+            while heap and not self._waits_at(heap[0][2], its_rank):
+                heapq.heappop(heap)
+            if not heap:
+                heapq.heappop(level.turns)
+                del level.heaps[tenant], level.current[tenant]
+                continue
+            its_band = self._band(tenant)
+            if (its_band, heap[0]) == turn[:2]:
+                self._lowest_band = max(self._lowest_band, its_band)
+                return heap[0][2]
+            level.current[tenant] = now = (its_band, heap[0], tenant)
+            heapq.heapreplace(level.turns, now)
+        return None
+
+    def _waits_at(self, number: int, its_rank: int) -> bool:
+        held = self._entries.get(number)
+        return held is not None and held[1] == its_rank
 
     def _forget_idle_accounts(self) -> None:
         if len(self._served_tokens) <= len(self._waiting_of_tenant) + ACCOUNTS_KEPT:
@@ -136,5 +178,5 @@ class WaitingQueue(Generic[T]):
         self._served_tokens = {
             tenant: served
             for tenant, served in self._served_tokens.items()
-            if tenant in self._waiting_of_tenant or served > self._virtual_tokens
+            if tenant in self._waiting_of_tenant or served > self._lowest_band * self._policy.quantum_tokens
         }

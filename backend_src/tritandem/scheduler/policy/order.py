@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from .ageing import rank
 from .deadline import urgency
-from .fair_share import eligible
+from .fair_share import band
 from .waiting import PolicyConfig, Waiting
 
 
@@ -31,13 +31,14 @@ def order(
 
 
 def first(waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int]) -> Waiting:
-    """The next of `waiting` (not empty): lowest rank, tenant in turn, earliest deadline, earliest arrival."""
+    """The next of `waiting` (not empty): lowest rank, then lowest band, earliest deadline, earliest arrival."""
     ranks = [rank(entry.priority, entry.arrived_ns, now_ns, policy.ageing_ns) for entry in waiting]
     lowest = min(ranks)
     level = [entry for entry, its_rank in zip(waiting, ranks, strict=True) if its_rank == lowest]
     if policy.fair_share:
-        turn = set(eligible({entry.tenant for entry in level}, served_tokens, policy.quantum_tokens))
-        level = [entry for entry in level if entry.tenant in turn]
+        bands = [band(served_tokens[entry.tenant], policy.quantum_tokens) for entry in level]
+        lowest_band = min(bands)
+        level = [entry for entry, its_band in zip(level, bands, strict=True) if its_band == lowest_band]
     return min(
         level, key=lambda entry: (*urgency(entry.deadline_ns, entry.arrived_ns, entry.head_start_ns), entry.number)
     )
