@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ def demo_model() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on at this moment."""
+    """Ports nobody listens on at this moment, drawn at random: the server binds them only when its models are
+    loaded, and another test run on this machine may be choosing too."""
     found: list[int] = []
-    for port in range(FIRST_PORT, LAST_PORT + 1):
+    for port in random.sample(range(FIRST_PORT, LAST_PORT + 1), LAST_PORT + 1 - FIRST_PORT):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

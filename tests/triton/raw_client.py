@@ -93,7 +93,7 @@ class RawClient:
         try:
             return list(stream)
         finally:
-            stream.close()
+            stream.close(cancel=True)  # a stream that is not over would be waited for
 
     def answer(self, model: str, arrays: dict[str, Any], **options: Any) -> str:
         """The texts of all responses, joined, read as the samples of other backends read them."""

@@ -52,6 +52,8 @@ def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
         return PromptSource(stop=True)
     text, input_ids = inputs.text("text_input"), inputs.ids("input_ids")
     raw_messages = parameters.get("messages")
+    if text == "" and raw_messages is not None:
+        text = None  # Triton wants a tensor in every request: an empty text goes with a chat
     given = [
         name
         for name, value in (("text_input", text), ("input_ids", input_ids), ("messages", raw_messages))

@@ -34,7 +34,7 @@ def check(tensor: PublicTensor, array: Array) -> Array:
     same_rank = array.ndim == len(expected)
     if not same_rank or any(want not in (-1, have) for want, have in zip(expected, array.shape, strict=True)):
         shape = ", ".join("n" if d == -1 else str(d) for d in expected)
-        raise InvalidRequest(tensor.name, f"shape {list(array.shape)}", f"shape [{shape}]")
+        raise InvalidRequest(tensor.name, f"shape {list(array.shape)}", f"shape [{shape}], batch size 1")
     flat: Array = array.reshape(-1)
     return flat
 

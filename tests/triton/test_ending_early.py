@@ -1,0 +1,135 @@
+"""Requests that end before their answer: stopped by id, cancelled, abandoned, or cut off by a shutdown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import start_server
+from raw_client import RawClient, in_background, number, text
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.triton
+
+# Longer than any test; the KV blocks of a CPU engine hold ten of them.
+ENDLESS = {
+    "text_input": text("1, 2, 3, 4,"),
+    "max_tokens": number(2000, np.int32),
+    "sampling_parameters": text('{"ignore_eos": true}'),
+    "stream": number(True, np.bool_),
+}
+KILLED_CLIENTS = int(os.environ.get("TRITANDEM_TEST_KILLED_CLIENTS", "20"))
+
+
+def wait_until(what: str, condition: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds it took. Polls a real server: there is no event to wait on from outside."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > timeout_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def idle(client: RawClient) -> bool:
+    load = client.engine_load()
+    return load.running == load.waiting == 0
+
+
+@pytest.mark.parametrize("model", ["ensemble", "scheduler"])
+def test_stop_by_id_ends_a_stream_with_the_text_so_far(client: RawClient, model: str) -> None:
+    stream = client.stream(model, ENDLESS, request_id="count")
+    responses = iter(stream)
+    next(responses)
+    [stopped] = client.results(model, {"stop": number(True, np.bool_)}, request_id="count")
+    assert stopped.as_numpy("outcome")[0] == b"STOPPED"
+    *_, last = responses
+    stream.close()
+    assert last.as_numpy("finish_reason")[0] == b"cancelled"
+    assert last.as_numpy("outcome")[0] == b"STOPPED"
+    wait_until("the engine is idle", lambda: idle(client), 2.0)
+
+
+def test_stopping_an_id_that_nobody_has_is_answered(client: RawClient) -> None:
+    assert client.answer("scheduler", {"stop": number(True, np.bool_)}, request_id="nobody") == ""
+
+
+def test_closing_a_stream_frees_the_engine(client: RawClient) -> None:
+    stream = client.stream("scheduler", ENDLESS)
+    next(iter(stream))
+    stream.close(cancel=True)
+    wait_until("the engine is idle", lambda: idle(client), 2.0)
+
+
+def test_a_deadline_ends_a_stream_on_both_paths(client: RawClient) -> None:
+    for model in ("ensemble", "scheduler"):
+        message = client.error(model, ENDLESS | {"deadline_ms": number(400, np.int64)})
+        assert message.find("EXPIRED") >= 0
+    wait_until("the engine is idle", lambda: idle(client), 2.0)
+
+
+VICTIM = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from raw_client import RawStream
+from test_ending_early import ENDLESS
+stream = RawStream(sys.argv[1], "scheduler", ENDLESS)
+next(iter(stream))
+print("streaming", flush=True)
+for _ in stream:
+    pass
+"""
+
+
+def test_killed_clients_leave_nothing_in_the_engine(client: RawClient) -> None:
+    """Clients die by SIGKILL in mid-stream, several at a time, as a crashed host's would."""
+    before = client.engine_load()
+    left = KILLED_CLIENTS
+    while left:
+        group = [
+            subprocess.Popen(
+                [sys.executable, "-c", VICTIM, client.url, str(Path(__file__).parent)], stdout=subprocess.PIPE
+            )
+            for _ in range(min(left, 5))
+        ]
+        left -= len(group)
+        for victim in group:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == b"streaming\n"
+        for victim in group:
+            victim.kill()
+            victim.wait()
+            assert victim.stdout is not None
+            victim.stdout.close()
+        wait_until("no sequence is left", lambda: idle(client), 1.0)
+    assert client.engine_load().free_blocks == before.free_blocks
+    assert client.answer("scheduler", {"text_input": text("Hello"), "max_tokens": number(2, np.int32)})
+
+
+def test_sigterm_under_load_lets_streams_finish_and_exits_0() -> None:
+    server = start_server()
+    with server:
+        client = RawClient(server.grpc_url)
+        arrays = ENDLESS | {"max_tokens": number(60, np.int32)}
+        streams = [client.stream(model, arrays) for model in ("ensemble", "scheduler", "scheduler", "ensemble")]
+        readers = [iter(stream) for stream in streams]
+        for reader in readers:
+            next(reader)
+        running = [in_background(lambda reader=reader: len(list(reader))) for reader in readers]
+        os.kill(server.pid, signal.SIGTERM)
+        for thread, outcome in running:
+            thread.join()
+            assert not isinstance(outcome[0], InferenceServerException), outcome[0]
+            assert outcome[0] > 0
+        for stream in streams:
+            stream.close()
+        wait_until("the server has ended", lambda: server.poll() is not None, 30.0)
+        assert server.poll() == 0
+        assert "signal (" not in server.log()
