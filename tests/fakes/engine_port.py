@@ -59,6 +59,7 @@ class FakeEngine:
         self.dead = False
         self.streams = 0
         self.hang: threading.Event | None = None  # calls block until it is set
+        self.strand: threading.Event | None = None  # streams of a killed life block until it is set, and say nothing
         self.changed = threading.Condition()
         self._automatic, self._refuse = automatic, refuse
         self._load = load or LoadSnapshot(
@@ -106,6 +107,11 @@ class FakeEngine:
                     lambda: self.dead or self._lives != life or self._outbox or not self._live or self._automatic,
                     timeout=WAIT_S,
                 )
+                stranded = self.strand if self._lives != life else None
+            if stranded is not None:
+                stranded.wait(WAIT_S)
+                return
+            with self.changed:
                 if self.dead or self._lives != life:
                     raise EngineFailed(f"{self.name} is dead")
                 if self._outbox:

@@ -124,6 +124,29 @@ def test_an_engine_that_was_replaced_under_its_name_is_found_out(start: Start) -
     assert fresh.text == "5.6."
 
 
+def test_a_stream_that_never_ends_does_not_keep_a_restarted_engine_out(start: Start) -> None:
+    engine, lost = FakeEngine(automatic=False), RecordingSink()
+    running = start([engine], engine_silence_s=0.02)
+    engine.strand = threading.Event()
+    running.service.submit(request(3, max_tokens=50, output=STREAM), lost)
+    [seq_id] = engine.wait_live(1)
+    engine.set_load(steps=1000)
+    engine.emit([(seq_id, [1], FinishCode.RUNNING)])
+    lost.wait_chunks(1)
+    engine.kill()
+    engine.revive()
+    lost.wait_end()
+    assert lost.error is not None
+    fresh = RecordingSink()
+    wait_until(running.service.ready)
+    running.service.submit(request(4), fresh)
+    [seq_id] = engine.wait_live(1)
+    engine.emit([(seq_id, [7], FinishCode.LENGTH)])
+    fresh.wait_end()
+    assert fresh.text == "7."
+    engine.strand.set()
+
+
 def test_requests_wait_for_an_engine_that_is_still_loading(start: Start) -> None:
     engine = FakeEngine()
     engine.dead = True

@@ -73,14 +73,13 @@ class EngineLink:
         self._submitting = False  # the engine may not know the newest routes yet
         self._probe = True
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._call_loop, name=f"tritandem-call-{self.name}", daemon=True),
-            threading.Thread(target=self._read_loop, name=f"tritandem-read-{self.name}", daemon=True),
-        ]
+        self._in_stream = False  # the reader is inside a stream call
+        self._caller = threading.Thread(target=self._call_loop, name=f"tritandem-call-{self.name}", daemon=True)
+        self._reader = self._new_reader()
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._caller.start()
+        self._reader.start()
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Hand over in the next call. Ignored once the engine is out: the `down` message then covers them."""
@@ -125,10 +124,10 @@ class EngineLink:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        threads = (self._caller, self._reader)
+        for thread in threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in threads)
 
     # The caller thread ----------------------------------------------------------------------------
 
@@ -180,10 +179,11 @@ class EngineLink:
         self._call(lambda: self.port.cancel(seq_ids))
 
     def _ask_load(self) -> None:
+        before = self.load
         answer = self._call(self.port.load)
         assert isinstance(answer, LoadSnapshot)
-        if answer.steps >= self.load.steps or self.live() == 0:  # a stream message may have overtaken it
-            self.load = answer
+        if self.load is before:  # otherwise a stream message has overtaken the answer
+            self._heard(answer)
 
     def _try_to_connect(self) -> None:
         self._ask_load()
@@ -194,6 +194,10 @@ class EngineLink:
         with self._wake:
             del self._orphans[: len(orphans)]
             self.health = Health.UP
+            if self._in_stream:  # still in a stream of before, which may never end: whatever it brings is void
+                self._in_stream = False
+                self._reader = self._new_reader()
+                self._reader.start()
         self._events.up(self)
 
     def _submit(self, tickets: list[Ticket]) -> None:
@@ -244,26 +248,43 @@ class EngineLink:
     # The reader thread ----------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
+        me = threading.current_thread()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed or (self.health is Health.UP and self.live() > 0))
                 if self._closed:
                     return
                 owed = [] if self._submitting else list(self._router.routes)
-            messages = 0
+                self._in_stream = True
             try:
-                for batch in self.port.stream():
-                    messages += 1
-                    self._heard(batch.load)
-                    self._router.deliver(batch)
+                messages = self._read_stream(me)
                 if messages == 0 and any(seq_id in self._router.routes for seq_id in owed):
                     raise EngineFailed("it no longer knows its sequences")
             except Exception as error:
+                if self._reader is not me:
+                    return
                 self.declare_down(error)
-                continue
-            if messages == 0:
-                with self._wake:
+                messages = 0
+            with self._wake:
+                if self._reader is not me:
+                    return
+                self._in_stream = False
+                if messages == 0:
                     self._wake.wait_for(lambda: self._closed, REOPEN_PAUSE_S)
+
+    def _read_stream(self, me: threading.Thread) -> int:
+        """Number of messages until the stream ended."""
+        messages = 0
+        for batch in self.port.stream():
+            if self._reader is not me:
+                break
+            messages += 1
+            self._heard(batch.load)
+            self._router.deliver(batch)
+        return messages
+
+    def _new_reader(self) -> threading.Thread:
+        return threading.Thread(target=self._read_loop, name=f"tritandem-read-{self.name}", daemon=True)
 
     def _heard(self, load: LoadSnapshot) -> None:
         """Step counts only grow in the life of an engine: a smaller one is another engine under the same name."""
