@@ -30,12 +30,17 @@ from tritandem.engine.service import EngineService, build_engine
 
 @dataclass(frozen=True)
 class Measurement:
-    """`prefill_s` ends when every sequence has its first token; a decode step gives each one more."""
+    """`prefill_s` ends when every sequence has its first token; a decode step gives each one more.
+
+    `cpu_s` is the processor time of the whole process over the same work: on a shared machine it says more
+    than the clock.
+    """
 
     system: str
     batch: int
     prefill_s: float
     total_s: float
+    cpu_s: float
     prompt_tokens: int  # of one sequence
     new_tokens: int  # of one sequence
 
@@ -69,7 +74,7 @@ def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens
         EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens, ignore_eos=True)) for ids in prompts
     ]
     without_token = {request.seq_id for request in requests}
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     refused = [error for error in service.submit(requests) if error is not None]
     if refused:
         raise RuntimeError(f"the engine refused: {refused[0]}")
@@ -81,8 +86,8 @@ def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens
         if without_token:
             without_token.difference_update(batch.seq_ids[batch.token_counts > 0].tolist())
             prefill_s = time.perf_counter() - start
-    total_s = time.perf_counter() - start
-    return Measurement("tritandem", len(prompts), prefill_s, total_s, len(prompts[0]), new_tokens)
+    total_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    return Measurement("tritandem", len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
 
 
 # -- transformers --------------------------------------------------------------------------------------
@@ -100,8 +105,11 @@ def measure_transformers(
             raise RuntimeError(f"{system}: {produced} tokens instead of {tokens * len(prompts)}")
         return time.perf_counter() - start
 
-    prefill_s, total_s = timed(1), timed(new_tokens)
-    return Measurement(system, len(prompts), prefill_s, total_s, len(prompts[0]), new_tokens)
+    prefill_s = timed(1)
+    start_cpu = time.process_time()
+    total_s = timed(new_tokens)
+    cpu_s = time.process_time() - start_cpu
+    return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
 
 
 def plain_generate(model: Any) -> Callable[[list[Int32Array], int], int]:
@@ -205,22 +213,21 @@ def show(measurement: Measurement) -> Measurement:
 
 
 def table(measured: Sequence[Measurement]) -> str:
-    lines = [f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}"]
+    lines = [f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}{'cpu s':>9}"]
     for m in measured:
         lines.append(
-            f"{m.system:16}{m.batch:>6}{m.prefill_tokens_per_s:>15.0f}{m.decode_step_ms:>16.2f}{m.output_tokens_per_s:>14.1f}"
+            f"{m.system:16}{m.batch:>6}{m.prefill_tokens_per_s:>15.0f}{m.decode_step_ms:>16.2f}"
+            f"{m.output_tokens_per_s:>14.1f}{m.cpu_s:>9.1f}"
         )
     return "\n".join(lines)
 
 
 def document(measured: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
-    """Every figure, and how many times another system's output rate ours is."""
-    ours = {m.batch: m.output_tokens_per_s for m in measured if m.system == "tritandem"}
-    ratios = {
-        f"{m.system}_batch_{m.batch}": round(ours[m.batch] / m.output_tokens_per_s, 3)
-        for m in measured
-        if m.system != "tritandem"
-    }
+    """Every figure, and how many times longer another system takes, by the clock and in processor time."""
+    ours = {m.batch: m for m in measured if m.system == "tritandem"}
+    others = [m for m in measured if m.system != "tritandem" and m.batch in ours]
+    ratios = {f"{m.system}_batch_{m.batch}": round(m.total_s / ours[m.batch].total_s, 3) for m in others}
+    cpu_ratios = {f"{m.system}_batch_{m.batch}": round(m.cpu_s / ours[m.batch].cpu_s, 3) for m in others}
     rows = [
         {
             **asdict(m),
@@ -230,7 +237,14 @@ def document(measured: Sequence[Measurement], device: str, threads: int) -> dict
         }
         for m in measured
     ]
-    return {"device": device, "torch": torch.__version__, "threads": threads, "ratios": ratios, "rows": rows}
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "threads": threads,
+        "ratios": ratios,
+        "cpu_ratios": cpu_ratios,
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

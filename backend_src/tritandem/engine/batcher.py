@@ -36,7 +36,14 @@ class BatchState:
 class Budget:
     prefill_tokens: int
     block_tokens: int
-    reserve_blocks: int  # taken at once when a sequence needs a block, so that later steps need none
+    reserve_blocks: int  # taken at once where there is room, so that later steps need none
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    candidate: Candidate
+    chunk_tokens: int  # of its first prefill chunk
+    reserve_blocks: int  # beyond those of its known tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Decision:
     decode: Sequence[SequenceState] = ()
     grow: Sequence[tuple[SequenceState, int]] = ()  # blocks to add
     prefill: Sequence[tuple[SequenceState, int]] = ()  # tokens of this chunk; running sequences
-    admit: Sequence[tuple[Candidate, int]] = ()  # tokens of the first chunk
+    admit: Sequence[Admission] = ()
     preempt: SequenceState | None = None
     drain: bool = False  # read the results in flight first: a sequence may have finished
 
@@ -62,7 +69,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
     free_blocks = state.free_blocks - len(short)
     grow = []
     for sequence in short:
-        extra = min(_reserve(sequence, budget), free_blocks)
+        extra = reserve(sequence, len(sequence.blocks) + 1, free_blocks, len(state.running), budget)
         free_blocks -= extra
         grow.append((sequence, 1 + extra))
 
@@ -74,7 +81,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
             prefill.append((sequence, chunk))
             tokens_left -= chunk
 
-    admit: list[tuple[Candidate, int]] = []
+    admit: list[Admission] = []
     free_slots = state.free_slots
     waiting = iter(state.waiting)
     while tokens_left and free_slots and (candidate := next(waiting, None)) is not None:
@@ -82,16 +89,18 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         spare = len(state.running) + len(admit)
         if candidate.free_blocks_needed + spare > free_blocks:
             break
+        free_blocks -= candidate.free_blocks_needed
         chunk = min(candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens, tokens_left)
-        admit.append((candidate, chunk))
+        needed = -(-candidate.tokens // budget.block_tokens)
+        extra = reserve(candidate.sequence, needed, free_blocks, spare + 1, budget)
+        admit.append(Admission(candidate, chunk, extra))
         tokens_left -= chunk
         free_slots -= 1
-        free_blocks -= candidate.free_blocks_needed
+        free_blocks -= extra
     return Decision(decode, grow, prefill, admit)
 
 
-def _reserve(sequence: SequenceState, budget: Budget) -> int:
-    """Blocks beyond the next one: the configured reserve, but none past the sequence's last token."""
-    longest = sequence.prompt_tokens + sequence.output_budget
-    last_block = -(-longest // budget.block_tokens)
-    return max(0, min(budget.reserve_blocks, last_block - len(sequence.blocks) - 1))
+def reserve(sequence: SequenceState, blocks: int, free_blocks: int, sharers: int, budget: Budget) -> int:
+    """Blocks to take beyond `blocks`: a quarter of a fair share, but none past the sequence's last token."""
+    last_block = -(-(sequence.prompt_tokens + sequence.output_budget) // budget.block_tokens)
+    return max(0, min(budget.reserve_blocks, free_blocks // (4 * sharers), last_block - blocks))

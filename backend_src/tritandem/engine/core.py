@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
 from . import batcher
-from .batcher import BatchState, Budget, Candidate, Decision
+from .batcher import Admission, BatchState, Budget, Candidate, Decision
 from .kv_blocks import BlockPool
 from .outbox import Outbox
 from .pace import Pace
@@ -24,7 +24,7 @@ from .slots import output_budget
 from .step import PrefillChunk, Runner, SamplingFeatures, SlotInit, StepFailed, StepPlan, StepResult
 from .validation import validate
 
-RESERVE_BLOCKS = 2
+RESERVE_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ class EngineCore:
 
     def _build(self, decision: Decision) -> StepPlan | None:
         """Take blocks and slots for a decision and describe the step; None when it has no work."""
-        for candidate, _ in decision.admit:  # before any allocation, which might evict what was found
-            self.pool.share(candidate.cached_blocks)
+        for admission in decision.admit:  # before any allocation, which might evict what was found
+            self.pool.share(admission.candidate.cached_blocks)
         for sequence, count in decision.grow:
             self._add_blocks(sequence, count)
         chunks = list(decision.prefill)
-        chunks += [(self._admit(candidate), chunk) for candidate, chunk in decision.admit]
+        chunks += [(self._admit(admission), admission.chunk_tokens) for admission in decision.admit]
         if not chunks and not decision.decode:
             return None
         prefill = [
@@ -159,7 +159,8 @@ class EngineCore:
             features=features_of(sampling),
         )
 
-    def _admit(self, candidate: Candidate) -> SequenceState:
+    def _admit(self, admission: Admission) -> SequenceState:
+        candidate = admission.candidate
         sequence, hits = candidate.sequence, candidate.cached_blocks
         assert self.waiting.popleft() is sequence
         self._waiting_tokens -= sequence.known_tokens
@@ -173,7 +174,8 @@ class EngineCore:
             SlotInit(slot, request.prompt_ids, request.sampling, request.stop_ids, request.bad_words, outputs)
         )
         self._changes.add_blocks(slot, 0, sequence.blocks)
-        self._add_blocks(sequence, -(-candidate.tokens // self.spec.block_tokens) - len(hits))
+        blocks = -(-candidate.tokens // self.spec.block_tokens) + admission.reserve_blocks
+        self._add_blocks(sequence, blocks - len(hits))
         self.running.append(sequence)
         return sequence
 

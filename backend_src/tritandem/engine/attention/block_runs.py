@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from .dense import masked_attention, store_tokens
 from .interface import AttentionBatch
@@ -106,6 +107,10 @@ def _attend_one(
     grouped = query.reshape(keys.shape[1], -1, head_dim) * scaling  # [kv_heads, group, D]
     hidden = 0 if sliding_window is None else max(0, row.context - sliding_window)
     runs = _skip(row.runs, hidden)
+    if len(runs) == 1 and softcap is None:
+        begin, end = runs[0]
+        key, value = keys[begin:end].transpose(0, 1)[None], values[begin:end].transpose(0, 1)[None]
+        return functional.scaled_dot_product_attention(grouped[None], key, value, scale=1.0).reshape(heads, head_dim)
     scores = [grouped @ keys[begin:end].permute(1, 2, 0) for begin, end in runs]
     merged = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)).float()
     if softcap is not None:
