@@ -3,18 +3,16 @@
 #   make serve    set up and serve until Ctrl-C            (ARGS="--http-port 9000 ..." are handed on)
 #   make test     every test but those that need a GPU     (ARGS="-k claim" are handed on)
 #   make lint     ruff and mypy
-#   make fuzz     the property tests with many more examples
-#   make soak     the server under faults for SOAK_SECONDS
+#   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
 #   make clean    remove .venv and everything generated    (fetched models stay in the cache folder)
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 ARGS ?=
-SOAK_SECONDS ?= 900
-FUZZ_EXAMPLES ?= 20000
+FUZZ_TEXTS ?= 20000
 
-.PHONY: demo serve test lint fuzz soak clean setup
+.PHONY: demo serve test lint fuzz clean setup
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -40,10 +38,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 fuzz: $(STAMP)
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/tokenizer $(ARGS)
-
-soak: $(STAMP)
-	@$(BIN)/python -m tritandem_loadtest.soak --seconds $(SOAK_SECONDS) $(ARGS)
+	@$(BIN)/python loadtest/fuzz/tokenizer.py --texts $(FUZZ_TEXTS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results

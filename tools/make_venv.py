@@ -1,6 +1,6 @@
 """Makes the project's virtual environment: `python3 tools/make_venv.py FOLDER`; what `make` runs first.
 
-Standard library only, and syntax that any Python 3 reads, because a Python that is too old must get as far as being
+Standard library only, and syntax that Python 3.6 reads, because a Python that is too old must get as far as being
 told so. Safe to repeat and to interrupt; progress on standard output, pip's own words in FOLDER/install.log.
 """
 
@@ -24,7 +24,7 @@ def main(folder):
         print(refusal, file=sys.stderr)
         return 2
     python = os.path.join(folder, "bin", "python")
-    if usable_version(python) != "%d.%d" % sys.version_info[:2]:
+    if usable_version(python) != "{}.{}".format(*sys.version_info):
         create(folder, python)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     log = os.path.join(folder, "install.log")
@@ -39,17 +39,14 @@ def main(folder):
 def refuse(version, platform, machine):
     """Why this interpreter or machine cannot be used, in one line with what to do; None when it can."""
     if platform != "linux" or machine != "x86_64":
-        return "This is %s on %s: the Triton binary in the wheel nvidia-pytriton is for Linux on x86-64 only." % (
-            machine,
-            platform,
-        )
+        return f"This is {machine} on {platform}: the Triton binary in nvidia-pytriton is for Linux on x86-64 only."
     if tuple(version) in SUPPORTED:
         return None
     suited = [name for name in ("python3.12", "python3.11", "python3.10") if works(name)]
-    advice = "run: make PYTHON=%s" % suited[0] if suited else "install Python 3.12 and run: make PYTHON=python3.12"
+    advice = f"run: make PYTHON={suited[0]}" if suited else "install Python 3.12 and run: make PYTHON=python3.12"
     return (
-        "Python %d.%d cannot be used: Triton's Python backend needs numpy < 2, which has no wheels for 3.13 and newer, "
-        "and the code needs 3.10. Use 3.10, 3.11 or 3.12; %s" % (version[0], version[1], advice)
+        f"Python {version[0]}.{version[1]} cannot be used: Triton's Python backend needs numpy < 2, "
+        f"which has no wheels for 3.13 and newer, and the code needs 3.10. Use 3.10, 3.11 or 3.12; {advice}"
     )
 
 
@@ -70,7 +67,7 @@ def usable_version(python):
 
 def create(folder, python):
     """A fresh environment with some pip in it."""
-    print("creating %s with Python %s" % (folder, sys.version.split()[0]), flush=True)
+    print(f"creating {folder} with Python {sys.version.split()[0]}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     made = subprocess.run([sys.executable, "-m", "venv", folder], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if made.returncode == 0:
@@ -94,10 +91,10 @@ def run(what, command, log):
                     code = process.wait(HEARTBEAT_S)
                     break
                 except subprocess.TimeoutExpired:
-                    print("  ... %d s" % (time.time() - started), flush=True)
+                    print(f"  ... {time.time() - started:.0f} s", flush=True)
         if code == 0:
             return True
-        print("  try %d of %d failed" % (attempt, TRIES), flush=True)
+        print(f"  try {attempt} of {TRIES} failed", flush=True)
     with open(log) as output:
         errors = [line for line in output if not line.startswith("WARNING")]
     print("".join(errors[-15:]) + "all of pip's words are in " + log, file=sys.stderr)

@@ -14,7 +14,6 @@ from typing import Any
 from gguf import GGUFReader
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 # Splitters that the GGUF names and that the conversion of the vocabulary alone does not restore.
 _DIGITS_THEN_BYTES = ("smollm", "starcoder", "refact", "command-r")
@@ -22,8 +21,11 @@ _DIGITS_THEN_BYTES = ("smollm", "starcoder", "refact", "command-r")
 
 def convert(gguf_file: Path, out: Path) -> None:
     """Write the folder `out` (exists, empty). Raises whatever the libraries raise for a file they do not know."""
-    folder, name = gguf_file.parent, gguf_file.name
     metadata = read_metadata(gguf_file)
+    # Seconds to import: a file that is none has been refused by now.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, name = gguf_file.parent, gguf_file.name
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype="float32")
     tied = model.config.tie_word_embeddings
     weights = {

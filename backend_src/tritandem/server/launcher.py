@@ -24,7 +24,7 @@ from ..host import cache_root
 from . import command, guardian
 from .health import ready
 from .layout import backend_folder
-from .logfile import REQUESTS_ENDED, LogReader, explain_failure
+from .logfile import REQUESTS_ENDED, LogReader, describe_end
 from .options import ServeOptions
 from .preflight import check_all
 from .repository import default_repository, with_tokenizer_instances
@@ -62,6 +62,7 @@ class TritonServer:
         self.log_path = self.options.log_path or new_log_path()
         self.ready_timeout_s = ready_timeout_s
         self.pid = 0  # of tritonserver; 0 before it was started
+        self.shm_prefix = f"tritandem_{secrets.token_hex(6)}_"  # of this run's regions in /dev/shm
         self._environment = environment
         self._guardian: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -91,11 +92,11 @@ class TritonServer:
             repository = with_tokenizer_instances(
                 self.options.repository, self.options.tokenizer_instances, self._run_folder
             )
-            shm_prefix, admin_key = f"tritandem_{secrets.token_hex(6)}_", secrets.token_urlsafe(24)
-            words = command.arguments(self.options, install, backends, repository, shm_prefix, admin_key)
+            admin_key = secrets.token_urlsafe(24)
+            words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)
             inherited = os.environ if self._environment is None else self._environment
             environment = command.environment(self.options, install, inherited)
-            self._spawn([str(install.binary), *words], environment, shm_prefix)
+            self._spawn([str(install.binary), *words], environment)
         except BaseException:
             self.kill()
             raise
@@ -119,7 +120,7 @@ class TritonServer:
             if is_ready:
                 return True
             if (code := self.poll()) is not None:
-                raise ServerDied(f"tritonserver ended with exit code {code}: {explain_failure(self.log())}")
+                raise ServerDied(describe_end(code, self.log()))
             if time.monotonic() > deadline:
                 raise ServerDied(f"tritonserver was not ready in time; see {self.log_path}")
             time.sleep(POLL_S)
@@ -185,13 +186,13 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def _spawn(self, words: list[str], environment: dict[str, str], shm_prefix: str) -> None:
+    def _spawn(self, words: list[str], environment: dict[str, str]) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair()
         with theirs, self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), shm_prefix, *words],
+                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), self.shm_prefix, *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def progress(line: str) -> str | None:
     if not match:
         return None
     level, source, text = match.groups()
-    if level in "WEF":
+    if level in "EF":
         return text.strip('"')
     if loaded := _LOADED.search(text):
         return f"{loaded[1]} is loaded"
@@ -48,6 +49,13 @@ def progress(line: str) -> str | None:
         return f"loading {loading[1]}"
     # What the models say themselves, through Triton's logger.
     return text.strip('"') if source.endswith(".py") else None
+
+
+def describe_end(exit_code: int, log: str) -> str:
+    """How a server ended by itself; codes above 128 are signals, about which the log knows nothing."""
+    if exit_code > 128:
+        return f"tritonserver was ended by {signal.Signals(exit_code - 128).name}"
+    return f"tritonserver ended with exit code {exit_code}: {explain_failure(log)}"
 
 
 def explain_failure(log: str) -> str:

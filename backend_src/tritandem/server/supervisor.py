@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
 from .health import live_stubs
 from .launcher import ServerDied, TritonServer
-from .logfile import explain_failure, progress
+from .logfile import describe_end, progress
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 WATCH_S = 0.25
@@ -66,10 +66,11 @@ class Supervisor:
         ready_at: float | None = None
         try:
             if not server.wait_ready(on_line=self._show_progress, interrupted=wait_for_signal):
-                return self._stop(server), 0.0, ""
-            ready_at = time.monotonic()
+                self._say("stopped while loading")
+                return EXIT_OK, 0.0, ""
+            ready_at, stubs = time.monotonic(), live_stubs(server.pid)
             on_ready(server)
-            trouble = self._watch(server)
+            trouble = self._watch(server, stubs)
             if trouble is None:
                 return self._stop(server), 0.0, ""
             ready_s = time.monotonic() - ready_at
@@ -84,13 +85,12 @@ class Supervisor:
         if text := progress(line):
             self._say(text)
 
-    def _watch(self, server: TritonServer) -> str | None:
-        """Returns what went wrong with a ready server; None when a signal asks to stop."""
-        stubs = live_stubs(server.pid)
+    def _watch(self, server: TritonServer, stubs: int) -> str | None:
+        """Returns what went wrong with a ready server of so many stubs; None when a signal asks to stop."""
         complete_at = ready_at = checked_at = time.monotonic()
         while not wait_for_signal(WATCH_S):
             if (code := server.poll()) is not None:
-                return f"tritonserver ended with exit code {code}: {explain_failure(server.log())}"
+                return describe_end(code, server.log())
             now = time.monotonic()
             alive = live_stubs(server.pid)
             complete_at = now if alive >= stubs else complete_at

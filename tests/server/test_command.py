@@ -1,0 +1,176 @@
+"""Command line, environment, layout, repository and log of a server, without starting one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tritandem.host import Refusal, cache_root
+from tritandem.server import command
+from tritandem.server.layout import backend_folder
+from tritandem.server.locate import TritonInstall
+from tritandem.server.logfile import LogReader, explain_failure, progress
+from tritandem.server.options import ServeOptions, flag_names
+from tritandem.server.repository import model_names, set_instance_count, with_tokenizer_instances
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> TritonInstall:
+    """The parts of an installed wheel: a backend without a stub, stubs beside it."""
+    backend = tmp_path / "site" / "backends" / "python"
+    backend.mkdir(parents=True)
+    (backend / "libtriton_python.so").write_text("library")
+    stub = tmp_path / "site" / "stubs" / "triton_python_backend_stub"
+    stub.parent.mkdir()
+    stub.write_text("stub")
+    return TritonInstall(tmp_path / "tritonserver", backend.parent, tmp_path, stub, (Path("/wheel/libs"),), True, True)
+
+
+def flags(options: ServeOptions, install: TritonInstall) -> list[str]:
+    return command.arguments(options, install, Path("/backends"), Path("/repository"), "prefix_", "secret")
+
+
+def test_services_listen_on_loopback_and_administration_is_locked(wheel: TritonInstall) -> None:
+    words = flags(ServeOptions(None, Path("/repository")), wheel)
+    for service in ("http", "grpc", "metrics"):
+        assert f"--{service}-address=127.0.0.1" in words
+    for restriction in ("http-restricted-api", "grpc-restricted-protocol"):
+        word = next(w for w in words if w.startswith(f"--{restriction}="))
+        assert "shared-memory" in word
+        assert "model-repository" in word
+        assert "inference" not in word
+        assert word.endswith("=secret")
+
+
+def test_flags_of_the_users_come_last_and_replace_ours(wheel: TritonInstall) -> None:
+    options = ServeOptions(
+        None, Path("/repository"), extra_flags=("--log-verbose=1", "--backend-config=python,a=b", "--grpc-port", "5")
+    )
+    words = flags(options, wheel)
+    assert [w for w in words if w.startswith("--log-verbose")] == ["--log-verbose=1"]
+    assert len([w for w in words if w.startswith("--backend-config")]) == 3
+    assert [w for w in words if w.startswith("--grpc-port")] == ["--grpc-port"]
+    assert words[-4:] == list(options.extra_flags)
+
+
+def test_flag_names_are_read_in_both_spellings() -> None:
+    assert flag_names(("--log-verbose=1", "--grpc-port", "5", "-x")) == {"log-verbose", "grpc-port"}
+
+
+def test_stubs_find_the_running_python_first_and_the_wheels_libraries(wheel: TritonInstall) -> None:
+    inherited = {
+        "PATH": "/usr/bin",
+        "LD_LIBRARY_PATH": "/mine",
+        "TRITANDEM_CONFIG": "/stale",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    env = command.environment(ServeOptions(Path("/model"), Path("/repository")), wheel, inherited)
+    assert env["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
+    assert env["LD_LIBRARY_PATH"].split(os.pathsep) == ["/wheel/libs", "/mine"]
+    assert env["TRITANDEM_MODEL"] == "/model"
+    assert "TRITANDEM_CONFIG" not in env
+    assert env["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "127.0.0.1:1"), ("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1")])
+def test_clients_on_this_machine_get_an_address_they_can_reach(host: str, url: str) -> None:
+    assert ServeOptions(None, Path("/"), host=host).url(1) == url
+
+
+def test_the_layout_is_made_once_however_many_start_together(wheel: TritonInstall, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        folders = set(pool.map(lambda _: backend_folder(wheel, tmp_path / "cache"), range(16)))
+    (folder,) = folders
+    assert os.access(folder / "python" / "triton_python_backend_stub", os.X_OK)
+    assert (folder / "python" / "libtriton_python.so").read_text() == "library"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_another_stub_gets_another_layout(wheel: TritonInstall, tmp_path: Path) -> None:
+    first = backend_folder(wheel, tmp_path / "cache")
+    wheel.stub.write_text("a newer stub")
+    assert backend_folder(wheel, tmp_path / "cache") != first
+
+
+def test_an_unwritable_cache_is_refused(wheel: TritonInstall, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refusal, match=r"cannot lay out .*XDG_CACHE_HOME"):
+        backend_folder(wheel, tmp_path / "file")
+
+
+def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_root() == Path("/somewhere/tritandem")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_root() == Path.home() / ".cache" / "tritandem"
+
+
+def test_the_projects_repository_has_the_four_models() -> None:
+    assert model_names(REPOSITORY) == ("engine", "ensemble", "scheduler", "tokenizer")
+
+
+def test_tokenizer_instances_go_into_a_copy(tmp_path: Path) -> None:
+    assert with_tokenizer_instances(REPOSITORY, 0, tmp_path) == REPOSITORY
+    copy = with_tokenizer_instances(REPOSITORY, 3, tmp_path)
+    changed = (copy / "tokenizer" / "config.pbtxt").read_text()
+    assert changed.count("instance_group") == 1
+    assert "count: 3 kind: KIND_CPU" in changed
+    assert model_names(copy) == model_names(REPOSITORY)
+    assert (copy / "engine" / "config.pbtxt").read_text() == (REPOSITORY / "engine" / "config.pbtxt").read_text()
+
+
+def test_a_repository_without_a_tokenizer_cannot_have_more_of_them(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="--tokenizer-instances"):
+        with_tokenizer_instances(tmp_path, 2, tmp_path / "run")
+
+
+def test_an_instance_group_is_added_where_there_is_none() -> None:
+    assert set_instance_count('name: "x"\n', 2) == 'name: "x"\ninstance_group [ { count: 2 kind: KIND_CPU } ]\n'
+
+
+def test_the_log_is_read_in_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    reader = LogReader(path)
+    assert list(reader.new_lines()) == []
+    path.write_text("one\ntw")
+    assert list(reader.new_lines()) == ["one"]
+    path.write_text("one\ntwo\n")
+    assert list(reader.new_lines()) == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("I1129 13:24:01.123456 12 model_lifecycle.cc:849] \"successfully loaded 'engine'\"", "engine is loaded"),
+        ('I1129 13:24:01.123456 12 model_lifecycle.cc:472] "loading: engine:1"', "loading engine"),
+        ('I1129 13:24:01.123456 12 model.py:7] "reading weights"', "reading weights"),
+        ('W1129 13:24:01.123456 12 metrics.cc:7] "no DCGM"', None),
+        ('E1129 13:24:01.123456 12 server.cc:7] "it broke"', "it broke"),
+        ('I1129 13:24:01.123456 12 server.cc:7] "chatter"', None),
+        ("| engine | 1 | READY |", None),
+    ],
+)
+def test_progress_shows_what_a_waiting_person_wants_to_know(line: str, shown: str | None) -> None:
+    assert progress(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "E1129 13:24:01.1 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: Internal: no weights\"\n"
+            'E1129 13:24:01.2 12 main.cc:1] "creating server"',
+            "model engine: Internal: no weights",
+        ),
+        ("error: unrecognized option '--x'\nUsage: ...", "error: unrecognized option '--x'"),
+        ("something else\n\n", "something else"),
+        ("", "the log is empty"),
+    ],
+)
+def test_a_failure_is_explained_by_its_first_cause(log: str, reason: str) -> None:
+    assert explain_failure(log) == reason

@@ -1,0 +1,170 @@
+"""Starting, draining and killing one server; nothing of it may outlive its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from tritandem.host import Refusal
+from tritandem.server.launcher import ServerDied, TritonServer
+from tritandem.server.ports import free_ports
+
+
+def session_of(leader: int) -> list[int]:
+    """Live processes in the session that `leader` began: the guardian, the server, its stubs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == leader and fields[0] not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until_gone(leader: int, timeout_s: float = 10.0) -> list[int]:
+    deadline = time.monotonic() + timeout_s
+    while (left := session_of(leader)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def test_a_started_server_becomes_ready_and_stops_cleanly(make_server) -> None:
+    with make_server({"ready_after_s": 0.2}) as server:
+        assert server.is_ready()
+        assert server.poll() is None
+        leader = os.getsid(server.pid)
+        assert len(session_of(leader)) == 4
+    assert server.poll() == 0
+    assert session_of(leader) == []
+
+
+def test_progress_lines_reach_the_caller_while_waiting(make_server) -> None:
+    server, lines = make_server({"ready_after_s": 0.3}), []
+    server.start()
+    assert server.wait_ready(10.0, on_line=lines.append)
+    assert any("successfully loaded 'echo'" in line for line in lines)
+
+
+def test_waiting_can_be_interrupted(make_server) -> None:
+    server = make_server({"ready_after_s": 100})
+    server.start()
+    assert server.wait_ready(10.0, interrupted=lambda: True) is False
+
+
+def test_a_failed_start_says_why(make_server) -> None:
+    server = make_server({"fail": "failed to load 'engine' version 1: Internal: no weights"})
+    server.start()
+    with pytest.raises(ServerDied, match="exit code 1: model engine: Internal: no weights"):
+        server.wait_ready(10.0)
+
+
+def test_a_server_that_is_not_ready_in_time_is_reported(make_server) -> None:
+    server = make_server({"ready_after_s": 100})
+    server.start()
+    with pytest.raises(ServerDied, match="not ready in time"):
+        server.wait_ready(0.3)
+
+
+def test_unknown_flags_reach_the_binary_which_refuses_them(make_server) -> None:
+    server = make_server(extra_flags=("--no-such-flag",))
+    server.start()
+    with pytest.raises(ServerDied, match="unrecognized option '--no-such-flag'"):
+        server.wait_ready(10.0)
+
+
+def test_a_flag_of_the_users_replaces_ours(make_server) -> None:
+    with make_server(extra_flags=("--exit-timeout-secs=7", "--http-thread-count=3")) as server:
+        flags = json.loads(server.log().splitlines()[0])["flags"]
+    assert flags["exit-timeout-secs"] == ["7"]
+    assert flags["http-thread-count"] == ["3"]
+    assert len(flags["backend-config"]) == 2
+
+
+def test_connections_held_open_after_a_drain_do_not_make_the_stop_unclean(make_server, monkeypatch) -> None:
+    monkeypatch.setattr("tritandem.server.launcher.UNLOAD_S", 0.3)
+    server = make_server({"held_open": True})
+    server.start()
+    server.wait_ready(10.0)
+    assert server.stop() == 0
+
+
+def test_a_server_that_ignores_the_drain_is_killed_with_its_stubs(make_server) -> None:
+    with make_server({"ignore_sigterm": True}) as server:
+        leader = os.getsid(server.pid)
+        assert server.stop(timeout_s=0.3) == 128 + signal.SIGKILL
+        assert session_of(leader) == []
+
+
+def test_stubs_and_shared_memory_do_not_outlive_a_server_that_was_killed(make_server) -> None:
+    with make_server({"shm": True}) as server:
+        leader = os.getsid(server.pid)
+        region = Path("/dev/shm") / f"{server.shm_prefix}region"
+        assert region.exists()
+        os.kill(server.pid, signal.SIGKILL)
+        assert wait_until_gone(leader) == []
+        assert server.stop() == 128 + signal.SIGKILL
+        assert not region.exists()
+
+
+def test_the_server_does_not_outlive_its_guardian(make_server) -> None:
+    with make_server() as server:
+        guardian = os.getsid(server.pid)
+        os.kill(guardian, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{server.pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not Path(f"/proc/{server.pid}").exists()
+
+
+OWNER = """
+    import json, os, sys
+    from pathlib import Path
+    from tritandem.server import TritonServer, preflight
+    from tritandem.server.locate import TritonInstall
+    binary, repository, ports = Path(sys.argv[1]), Path(sys.argv[2]), [int(p) for p in sys.argv[3:6]]
+    install = TritonInstall(binary, binary, binary, binary, (), False, False)
+    preflight.find_install = lambda: install
+    server = TritonServer(repository=repository, http_port=ports[0], grpc_port=ports[1], metrics_port=ports[2])
+    server.start()
+    server.wait_ready(20)
+    print(os.getsid(server.pid), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_outlives_an_owner_that_was_killed(fake_install, repository) -> None:
+    words = [sys.executable, "-c", textwrap.dedent(OWNER), str(fake_install.binary), str(repository)]
+    words += [str(port) for port in free_ports(3)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        leader = int(owner.stdout.readline())
+        assert len(session_of(leader)) == 4
+        owner.kill()
+        assert wait_until_gone(leader) == []
+
+
+def test_the_server_does_not_feel_the_owners_ctrl_c(make_server) -> None:
+    with make_server() as server:
+        assert os.getsid(server.pid) != os.getsid(0)
+
+
+def test_a_busy_port_is_refused_before_anything_starts(make_server) -> None:
+    with make_server() as first:
+        second = make_server()
+        second.options = first.options
+        with pytest.raises(Refusal, match=f"port {first.options.http_port} on 127.0.0.1 cannot be used"):
+            second.start()
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="http_prt"):
+        TritonServer(repository=Path("/"), http_prt=8000)

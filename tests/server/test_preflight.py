@@ -1,0 +1,133 @@
+"""Every start that cannot succeed is refused with what is wrong and what to do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from tritandem.contracts import ConfigError
+from tritandem.host import Refusal
+from tritandem.server import preflight
+from tritandem.server.locate import check_python, find_install, stub_python
+from tritandem.server.options import ServeOptions
+from tritandem.server.ports import free_ports, why_not_bindable
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_complete_model_folder_passes(model_folder: Path) -> None:
+    preflight.refuse_model_folder(model_folder)
+
+
+def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"absent does not exist: give --model"):
+        preflight.refuse_model_folder(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [("config.json", "no config.json"), ("model.safetensors", "no weights"), ("tokenizer.json", "no tokenizer")],
+)
+def test_each_missing_part_of_a_model_is_named(model_folder: Path, file: str, what: str) -> None:
+    (model_folder / file).unlink()
+    with pytest.raises(Refusal, match=what):
+        preflight.refuse_model_folder(model_folder)
+
+
+def test_an_empty_file_is_no_model(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").write_text("")
+    with pytest.raises(Refusal, match="no weights"):
+        preflight.refuse_model_folder(model_folder)
+
+
+def test_random_weights_need_no_weight_files(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").unlink()
+    preflight.refuse_model_folder(model_folder, needs_weights=False)
+
+
+def test_a_busy_port_is_named_with_its_flag() -> None:
+    free = free_ports(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        options = ServeOptions(None, Path("/"), http_port=free[0], grpc_port=port, metrics_port=free[1])
+        with pytest.raises(Refusal, match=f"port {port} on 127.0.0.1 cannot be used .*--grpc-port"):
+            preflight.check_ports(options)
+
+
+def test_one_port_for_two_services_is_refused() -> None:
+    port = free_ports(1)[0]
+    with pytest.raises(Refusal, match="--http-port and --grpc-port are both"):
+        preflight.check_ports(ServeOptions(None, Path("/"), http_port=port, grpc_port=port))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    assert why_not_bindable("192.0.2.1", free_ports(1)[0])
+
+
+def test_too_little_shared_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"MiB free, 1073741824 MiB are needed: .*--shm-size"):
+        preflight.refuse_shared_memory(tmp_path, needed_bytes=1 << 50)
+
+
+@pytest.mark.parametrize(
+    ("version", "corrupts", "refused"), [("1.26.4", True, False), ("2.1.0", True, True), ("2.1.0", False, False)]
+)
+def test_numpy_2_is_refused_only_where_the_stub_corrupts_tensors(version: str, corrupts: bool, refused: bool) -> None:
+    if refused:
+        with pytest.raises(Refusal, match=r"numpy 2.1.0 .*pip install 'numpy>=1.26,<2'"):
+            preflight.refuse_numpy(version, corrupts)
+    else:
+        preflight.refuse_numpy(version, corrupts)
+
+
+@pytest.mark.parametrize("version", [(3, 9), (3, 13), (3, 14)])
+def test_an_unsupported_python_is_refused(version: tuple[int, int]) -> None:
+    with pytest.raises(Refusal, match=r"Python 3\.\d+ is not supported .*use Python 3.10, 3.11 or 3.12"):
+        check_python(version)
+
+
+def test_without_a_server_binary_both_places_are_named(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"tritonserver does not exist; .*: install the wheel"):
+        find_install(tmp_path / "absent", tmp_path / "pytriton")
+
+
+def test_an_installation_for_another_python_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch()
+    stub = tmp_path / "backends" / "python" / "triton_python_backend_stub"
+    stub.parent.mkdir(parents=True)
+    stub.write_bytes(b"\x7fELF...libpython3.7.so.1.0...")
+    assert stub_python(stub) == (3, 7)
+    with pytest.raises(Refusal, match=r"is built for Python 3.7, this is 3\."):
+        find_install(tmp_path, tmp_path / "pytriton")
+
+
+def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "engine.toml"
+    config.write_text("[engine]\nblock_tokns = 16\n")
+    with pytest.raises(ConfigError, match="block_tokns"):
+        preflight.check_engine_config(ServeOptions(None, Path("/"), engine_config=config))
+
+
+def test_a_repository_without_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="holds no model"):
+        preflight.check_repository(ServeOptions(None, tmp_path))
+    with pytest.raises(Refusal, match="is not a folder"):
+        preflight.check_repository(ServeOptions(None, tmp_path / "absent"))
+
+
+def test_findings_go_on_after_a_refusal(fake_install, tmp_path: Path) -> None:
+    results = dict(preflight.findings(ServeOptions(tmp_path / "absent", tmp_path / "nothing")))
+    assert results["model folder"] is not None
+    assert results["model repository"] is not None
+    assert results["numpy"] is None

@@ -1,0 +1,192 @@
+"""The real binary over a two-model repository: what the fake only pretends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritandem.server import TritonServer, supervisor
+from tritandem.server.backoff import RestartPolicy
+from tritandem.server.health import live_stubs
+from tritandem.server.ports import free_ports
+from tritandem.server.supervisor import Supervisor
+
+pytestmark = pytest.mark.triton
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+# Answers with what a stub can tell about its own process.
+WHO = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+import tritandem
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(r, "TEXT").as_numpy()[0].decode() for r in requests]
+        answers = [f"{text} {sys.prefix} {sys.version_info[1]} {tritandem.__file__}" for text in texts]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([answer.encode()], dtype=object))])
+            for answer in answers
+        ]
+"""
+# Streams as many numbers as the text says, ten a second.
+COUNT = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()[0])
+            threading.Thread(target=self.run, args=(request.get_response_sender(), count)).start()
+
+    def run(self, sender, count):
+        pause = threading.Event()
+        for number in range(count):
+            pause.wait(0.1)
+            tensor = pb_utils.Tensor("TEXT", np.array([str(number).encode()], dtype=object))
+            sender.send(pb_utils.InferenceResponse([tensor]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    decoupled = "model_transaction_policy { decoupled: true }\n"
+    for name, config, code in (("who", CONFIG, WHO), ("count", CONFIG + decoupled, COUNT)):
+        version = root / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(config)
+        (version / "model.py").write_text(code)
+    return root
+
+
+def make(repository: Path) -> TritonServer:
+    http, grpc, metrics = free_ports(3)
+    return TritonServer(repository=repository, http_port=http, grpc_port=grpc, metrics_port=metrics)
+
+
+@pytest.fixture
+def server(repository: Path) -> Iterator[TritonServer]:
+    with make(repository) as running:
+        yield running
+
+
+class Caller:
+    """A client with one stream; `texts` fills as answers come, `wait_for(n)` waits for n of them."""
+
+    def __init__(self, url: str) -> None:
+        import tritonclient.grpc as grpc
+
+        self.grpc, self.client = grpc, grpc.InferenceServerClient(url)
+        self.texts: list[str] = []
+        self.errors: list[Exception] = []
+        self._news = threading.Condition()
+
+    def _input(self, text: str) -> list[object]:
+        tensor = self.grpc.InferInput("TEXT", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([text.encode()], dtype=object))
+        return [tensor]
+
+    def ask(self, model: str, text: str) -> str:
+        return self.client.infer(model, self._input(text)).as_numpy("TEXT")[0].decode()
+
+    def stream(self, count: int) -> None:
+        def hear(result: object, error: Exception | None) -> None:
+            with self._news:
+                if error:
+                    self.errors.append(error)
+                else:
+                    self.texts.append(result.as_numpy("TEXT")[0].decode())
+                self._news.notify_all()
+
+        self.client.start_stream(hear)
+        self.client.async_stream_infer("count", self._input(str(count)))
+
+    def wait_for(self, count: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.texts) >= count or self.errors, 30)
+
+
+def test_the_stub_runs_in_this_environment_and_sees_editable_packages(server: TritonServer) -> None:
+    import tritandem
+
+    assert Caller(server.grpc_url).ask("who", "I am") == (
+        f"I am {sys.prefix} {sys.version_info[1]} {tritandem.__file__}"
+    )
+
+
+def test_administration_over_the_network_is_refused(server: TritonServer) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    client = Caller(server.grpc_url).client
+    for call in (client.get_model_repository_index, client.get_system_shared_memory_status):
+        with pytest.raises(InferenceServerException, match="restricted"):
+            call()
+
+
+def test_a_drain_lets_running_streams_finish_and_refuses_new_requests(server: TritonServer) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    caller = Caller(server.grpc_url)
+    caller.stream(20)
+    caller.wait_for(1)
+    server.drain()
+    refused = False
+    while not refused and len(caller.texts) < 20:
+        try:
+            caller.ask("who", "too late")
+        except InferenceServerException:
+            refused = True
+    assert refused
+    assert not server.is_ready()
+    # The client keeps its stream open: Triton alone would wait for it for ever.
+    assert server.stop() == 0
+    assert caller.texts == [str(number) for number in range(20)]
+
+
+def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
+    regions = set(Path("/dev/shm").iterdir())
+    with make(repository) as server:
+        leader = os.getsid(server.pid)
+        assert live_stubs(server.pid) == 2
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.stop() == 128 + signal.SIGKILL
+    assert not Path(f"/proc/{leader}").exists()
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - regions if path.name.startswith(server.shm_prefix)]
+
+
+def test_a_killed_model_process_brings_a_fresh_server(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.5)
+    monkeypatch.setattr(supervisor, "SICK_STOP_S", 1.0)
+    said: list[str] = []
+    pids: list[int] = []
+
+    def on_ready(server: TritonServer) -> None:
+        pids.append(server.pid)
+        if len(pids) == 1:
+            stubs = Path(f"/proc/{server.pid}/task").glob("*/children")
+            os.kill(int(next(c for c in (path.read_text().split() for path in stubs) if c)[0]), signal.SIGKILL)
+        else:
+            assert Caller(server.grpc_url).ask("who", "back").startswith("back ")
+            signal.raise_signal(signal.SIGTERM)
+
+    policy = RestartPolicy(first_delay_s=0.05)
+    assert Supervisor(lambda: make(repository), policy, said.append).run(on_ready) == 0
+    assert len(set(pids)) == 2
+    assert any("model processes have died" in line for line in said)

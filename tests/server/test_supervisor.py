@@ -1,0 +1,108 @@
+"""Signals, restarts and exit codes of a server in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from tritandem.server import TritonServer, supervisor
+from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
+from tritandem.server.supervisor import Supervisor
+
+QUICK = RestartPolicy(max_restarts=2, first_delay_s=0.01, max_delay_s=0.02)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def each_time_ready(*actions: Callable[[TritonServer], None]) -> Callable[[TritonServer], None]:
+    """An `on_ready` that does the n-th action when the server is ready for the n-th time."""
+    left = list(actions)
+    return lambda server: left.pop(0)(server)
+
+
+def stop(*signals: int) -> Callable[[TritonServer], None]:
+    """Send this process the signals, as a terminal or an init system would."""
+    return lambda server: [signal.raise_signal(number) for number in signals] and None
+
+
+def crash(server: TritonServer) -> None:
+    os.kill(server.pid, signal.SIGUSR1)
+
+
+def lose_a_stub(server: TritonServer) -> None:
+    os.kill(server.pid, signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_ends_with_0(make_server, said, number) -> None:
+    code = Supervisor(lambda: make_server({"drain_s": 0.3}), QUICK, said.append).run(stop(number))
+    assert code == 0
+    assert said[-1] == "stopped"
+
+
+def test_a_second_signal_cuts_the_drain_short(make_server, said) -> None:
+    run = Supervisor(lambda: make_server({"drain_s": 100}), QUICK, said.append).run
+    assert run(stop(signal.SIGINT, signal.SIGTERM)) == 130
+
+
+def test_a_signal_while_loading_ends_with_0(make_server, said) -> None:
+    def make() -> TritonServer:
+        signal.raise_signal(signal.SIGTERM)
+        return make_server({"ready_after_s": 0.5})
+
+    assert Supervisor(make, QUICK, said.append).run(each_time_ready()) == 0
+
+
+def test_signals_are_handled_as_before_afterwards(make_server, said) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    Supervisor(make_server, QUICK, said.append).run(stop(signal.SIGTERM))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_server_that_never_becomes_ready_is_not_restarted(make_server, said) -> None:
+    made = []
+
+    def make() -> TritonServer:
+        made.append(make_server({"fail": "no such model"}))
+        return made[-1]
+
+    assert Supervisor(make, QUICK, said.append).run(each_time_ready()) == 1
+    assert len(made) == 1
+    assert any("no such model" in line for line in said)
+
+
+def test_a_server_that_dies_is_restarted_until_patience_ends(make_server, said) -> None:
+    code = Supervisor(make_server, QUICK, said.append).run(crash)
+    assert code == 1
+    assert sum(line.startswith("restart ") for line in said) == 2
+    assert said.count("tritonserver was ended by SIGSEGV") == 3
+
+
+def test_a_server_that_dies_once_serves_again(make_server, said) -> None:
+    assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(crash, stop(signal.SIGTERM))) == 0
+
+
+def test_a_lost_model_process_means_a_restart(make_server, said, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.2)
+    assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(lose_a_stub, stop(signal.SIGTERM))) == 0
+    assert "1 of 2 model processes have died" in said
+
+
+def test_back_off_doubles_up_to_its_bound_and_then_gives_up() -> None:
+    policy = RestartPolicy(max_restarts=4, first_delay_s=1.0, max_delay_s=5.0)
+    assert [delay_s(policy, failures) for failures in range(1, 6)] == [1.0, 2.0, 4.0, 5.0, None]
+
+
+def test_a_long_good_run_starts_the_count_anew() -> None:
+    policy = RestartPolicy(stable_after_s=60.0)
+    assert restarts_in_a_row(policy, 3, ran_s=59.0) == 4
+    assert restarts_in_a_row(policy, 3, ran_s=60.0) == 1
+
+
+def test_no_restart_means_none() -> None:
+    assert delay_s(RestartPolicy(max_restarts=0), 1) is None
