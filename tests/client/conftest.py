@@ -33,7 +33,7 @@ class Way:
 
     def client(self, url: str, **settings: Any) -> Any:
         kind = Client if self.style == "sync" else BlockingAsyncClient
-        return self._stack.enter_context(kind(url, protocol=self.protocol, **settings))
+        return self._stack.enter_context(kind(url, protocol=self.protocol, **{"timeout_s": 30.0, **settings}))
 
     def connect(self, script: Model, /, **settings: Any) -> tuple[Any, Any]:
         server = self.serve(script)

