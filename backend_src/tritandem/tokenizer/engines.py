@@ -14,7 +14,7 @@ from .affixes import Affixes, affixes
 from .chat import control_tokens, template_text
 from .counters import Counters
 from .encoded import Ids
-from .fast import load_fast
+from .fast import load_fast, warm_up
 from .pieces import PieceEncoder
 from .placement import cores_given, encode_threads
 from .plain import PlainEncoder
@@ -46,6 +46,7 @@ class Engines:
             self._fast.switch_off("it differs from tokenizers in the start-up check")
         self._shadow = None
         if self._fast is not None and self._fast.enabled:
+            warm_up(self._fast)
             self._shadow = ShadowCheck(self._fast, self._whole, config.shadow_check_rate, counters)
 
     @property

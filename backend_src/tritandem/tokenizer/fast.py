@@ -6,6 +6,7 @@ good. Knows nothing about how equality is proven. Thread-safe; calls release the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from importlib import metadata
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..contracts import Int32Array
+from .adversarial import WORDS
 from .source import TokenizerSource
 
 MIN_VERSION = (0, 3, 5)  # older ones give other ids for some texts, silently
@@ -72,6 +74,14 @@ def load_fast(source: TokenizerSource) -> FastEncoder | None:
     except Exception as error:  # a Rust extension's refusal comes as any class
         log.warning("fastokens refuses this tokenizer (%s): texts take the slow path", error)
         return None
+
+
+def warm_up(fast: FastEncoder) -> None:
+    """Its first calls take 3 to 400 ms (tables, threads): let no request pay for them."""
+    words = " ".join(WORDS)
+    for text in ("warm up", words, words * 100):
+        with contextlib.suppress(Exception):  # refusing these words is no reason against the engine
+            fast.encode(text, True)
 
 
 def _version_tuple(version: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,22 +26,29 @@ class ControlTokenSpelled(Exception):
 class PlainEncoder:
     """The twins: one for text at the start of a prompt, one for text after a control token.
 
-    They differ where a tokenizer treats the very beginning specially (Metaspace, prepend_scheme "first").
+    They differ where a tokenizer treats the very beginning specially (Metaspace, prepend_scheme "first"). Built when
+    first needed: most servers never see such a text. Two threads may then both build one; either is right.
     """
 
     name = "whole"
 
     def __init__(self, source: TokenizerSource, control: Sequence[AddedToken]) -> None:
+        self._spec = source.spec
         self._control = {token.id: token.content for token in control}
         self._control_ids = np.array(sorted(self._control), dtype=np.int32)
-        spec = dict(source.spec)
-        spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] not in self._control]
-        self._at_start = WholeEncoder(tokenizer_from_spec(spec))
-        continued = _without_first_prepend(spec["pre_tokenizer"])
-        same = continued == spec["pre_tokenizer"]
-        self._inside = (
-            self._at_start if same else WholeEncoder(tokenizer_from_spec({**spec, "pre_tokenizer": continued}))
-        )
+
+    @cached_property
+    def _at_start(self) -> WholeEncoder:
+        return self._twin(self._spec["pre_tokenizer"])
+
+    @cached_property
+    def _inside(self) -> WholeEncoder:
+        continued = _without_first_prepend(self._spec["pre_tokenizer"])
+        return self._at_start if continued == self._spec["pre_tokenizer"] else self._twin(continued)
+
+    def _twin(self, pre_tokenizer: Any) -> WholeEncoder:
+        added = [entry for entry in self._spec["added_tokens"] if entry["id"] not in self._control]
+        return WholeEncoder(tokenizer_from_spec({**self._spec, "added_tokens": added, "pre_tokenizer": pre_tokenizer}))
 
     def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
         """int32 [n]; BOS and EOS are added as the reference would. Raises ControlTokenSpelled."""

@@ -45,6 +45,8 @@ class TokenizerSource:
     end_ids: tuple[int, ...]
     bos_id: int | None
     clean_up_spaces: bool
+    spellings: dict[int, str]  # the vocabulary by id, the added tokens among them
+    vocab_size: int  # one more than the largest id
 
     def new_tokenizer(self) -> Tokenizer:
         """A fresh `tokenizers.Tokenizer` without truncation and padding, shared with nobody."""
@@ -55,18 +57,13 @@ class TokenizerSource:
         names = AddedToken.__dataclass_fields__
         return tuple(AddedToken(**{name: entry[name] for name in names}) for entry in self.spec["added_tokens"])
 
-    @property
-    def spellings(self) -> dict[int, str]:
-        """The vocabulary's entries by id, the added tokens among them."""
-        vocab = self.spec["model"]["vocab"]
-        entries = vocab.items() if isinstance(vocab, dict) else ((entry[0], at) for at, entry in enumerate(vocab))
-        by_id = {token: spelling for spelling, token in entries}
-        return by_id | {token.id: token.content for token in self.added_tokens}
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-        return max(self.spellings, default=-1) + 1
+def spellings_of(spec: dict[str, Any]) -> dict[int, str]:
+    """The vocabulary's entries by id, the added tokens among them."""
+    vocab = spec["model"]["vocab"]
+    entries = vocab.items() if isinstance(vocab, dict) else ((entry[0], at) for at, entry in enumerate(vocab))
+    by_id = {token: spelling for spelling, token in entries}
+    return by_id | {entry["id"]: entry["content"] for entry in spec["added_tokens"]}
 
 
 def tokenizer_from_spec(spec: dict[str, Any]) -> Tokenizer:
@@ -90,15 +87,21 @@ def read_source(path: Path) -> TokenizerSource:
     backend = getattr(renderer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise ConfigError(f"{path}: {type(renderer).__name__} has no tokenizer.json form, which is required")
-    spec = json.loads(backend.to_str())
-    spec["truncation"] = spec["padding"] = None
+    json_text = backend.to_str()
+    spec = json.loads(json_text)
+    if spec["truncation"] or spec["padding"]:
+        spec["truncation"] = spec["padding"] = None
+        json_text = json.dumps(spec, ensure_ascii=False)
+    spellings = spellings_of(spec)
     return TokenizerSource(
-        json_text=json.dumps(spec, ensure_ascii=False),
+        json_text=json_text,
         spec=spec,
         renderer=renderer,
         end_ids=_end_ids(path, renderer),
         bos_id=renderer.bos_token_id,
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
+        spellings=spellings,
+        vocab_size=max(spellings, default=-1) + 1,
     )
 
 
