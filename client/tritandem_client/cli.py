@@ -138,6 +138,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _client(args: argparse.Namespace) -> Client:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log lines would land among the answers on the terminal
     return Client(
         args.url,
         protocol=args.protocol,
