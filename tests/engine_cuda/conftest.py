@@ -1,12 +1,16 @@
-"""Where the kernel tests run: on CUDA, or on the CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Where these tests run: on CUDA, or (kernels only) on the CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))  # the rig that drives a core by hand
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +23,10 @@ def kernel_device() -> torch.device:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return torch.device("cpu")
     pytest.skip("no CUDA device; TRITON_INTERPRET=1 runs the kernels on the CPU")
+
+
+@pytest.fixture(scope="session")
+def cuda_device() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device("cuda")

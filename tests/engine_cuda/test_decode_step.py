@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from engine_cuda.reference import relative_error
+from cuda_reference import relative_error
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.contracts import SamplingParams

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import cuda_reference as reference
 import pytest
 import torch
-from engine_cuda import reference
 from tritandem.engine.attention.interface import AttentionBatch
 
 BLOCK_TOKENS = 16
@@ -126,7 +126,7 @@ def test_fused_decode_equals_rotate_then_store_then_attend(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 96, 40), (5, 128, 64), (20, 80, 33)])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 96, 40), (1, 2304, 24), (5, 128, 64), (20, 80, 33)])
 def test_few_row_product_equals_norm_linear_gate_residual(
     kernel_device: torch.device, rows: int, inner: int, columns: int, gated: bool
 ) -> None:
@@ -139,14 +139,15 @@ def test_few_row_product_equals_norm_linear_gate_residual(
             return torch.randn(*shape, generator=generator).to(kernel_device, dtype)
 
         x, residual, bias = random(rows, inner), random(rows, columns), random(columns)
-        weight, norm = random((2 if gated else 1) * columns, inner), random(inner)
-        tiles = LinearTiles(block_m=16, block_n=16, block_k=64, warps=4, stages=2)
-        normed = reference.rms_norm(x, norm, 1e-5)
+        weight = random((2 if gated else 1) * columns, inner)
+        block_k = 512 if rows == 1 else 64
+        tiles = LinearTiles(1 if rows == 1 else 16, 4 if rows == 1 else 16, block_k, warps=4, stages=2)
+        normed = reference.rms_norm(x, torch.ones_like(x[0]), 1e-5)
         if gated:
             gate, up = (normed @ weight.float().T).chunk(2, dim=-1)
             want = gate * gate.sigmoid() * up
-            got = few_row_linear(x, weight, tiles, norm=(norm, 1e-5), gated=True)
+            got = few_row_linear(x, weight, tiles, norm_eps=1e-5, gated=True)
         else:
             want = normed @ weight.float().T + bias.float() + residual.float()
-            got = few_row_linear(x, weight, tiles, norm=(norm, 1e-5), bias=bias, residual=residual)
+            got = few_row_linear(x, weight, tiles, norm_eps=1e-5, bias=bias, residual=residual)
         assert reference.relative_error(got, want) < TOLERANCE[dtype]

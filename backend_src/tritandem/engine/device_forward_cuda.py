@@ -36,10 +36,10 @@ class DeviceForward:
         """Starts on a tiny KV cache that serves the probe; `use` gives it the real one."""
         model = loaded.model
         device = torch.device(model.device)
-        self.paged = config.attention != "dense"
         cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, model.dtype, device)
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
-        backend: AttentionBackend = PagedAttention(shapes, max_rows, device) if self.paged else DenseAttention()
+        backend = _choose_attention(config, shapes, max_rows, device)
+        self.paged = isinstance(backend, PagedAttention)
         self._packed = PackedForward(model, cache, backend)
         self._fused: FusedDecoder | None = None
         if config.compile and isinstance(backend, PagedAttention):
@@ -101,6 +101,19 @@ class DeviceForward:
         return self._packed.logits(ids, positions, every[:count].long(), batch)
 
 
+def _choose_attention(
+    config: EngineConfig, shapes: list[Heads], max_rows: int, device: torch.device
+) -> AttentionBackend:
+    """The dense reference is slow and cannot be captured in a graph, but takes every head size."""
+    if config.attention == "dense":
+        return DenseAttention()
+    try:
+        return PagedAttention(shapes, max_rows, device)
+    except ValueError as reason:
+        log.warning("dense attention without graphs: %s", reason)
+        return DenseAttention()
+
+
 @torch.inference_mode()
 def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
     """A prefill and a decode step of both twins on the same tokens. Raises Unfusable when they differ."""
@@ -128,7 +141,8 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
         packed.logits(ids[second], positions[second], zero, step),
     ]
     got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], zero, step)]
-    limit = 1e-3 if dtype == torch.float32 else 5e-2
+    # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
+    limit = 1e-3 if dtype == torch.float32 else 0.15
     for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):
         error = float((ours.float() - theirs).norm() / theirs.norm())
         if not error <= limit:

@@ -1,8 +1,8 @@
 """A decoder of the Llama kind run with few, large kernels: merged projections, fused norms, rotary and gate.
 
 Owns the fast twin of `forward.PackedForward` for models whose modules it recognises one by one; anything
-else is refused with the reason and runs on transformers' own code. Weights are merged in place (the model's
-parameters become views), so both twins stay usable. Fixed shapes, no host synchronisation.
+else is refused with the reason and runs on transformers' own code. Weights are merged and norm weights folded
+in place (the model's parameters become views), so both twins stay usable. Fixed shapes, no synchronisation.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FusedDecoder:
             )
             delta = F.linear(context.view(len(ids), -1), layer.out)
             normed = self._add_norm(delta, residual, layer.post_norm)
-            delta = F.linear(_silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+            delta = F.linear(self._silu_mul(F.linear(normed, layer.gate_up)), layer.down)
             if index + 1 < len(self._layers):
                 normed = self._add_norm(delta, residual, self._layers[index + 1].input_norm)
         if rows.shape[0] == 0:  # no chunk was its prompt's last
@@ -135,10 +135,10 @@ class FusedDecoder:
         tiles = choose_linear_tiles(rows, columns, inner, residual.dtype) if delta is None else None
         if tiles is not None:
             return few_row_linear(
-                residual, weight, tiles, norm=(norm, self._eps), bias=bias, gated=gated, overlap=self._overlap
+                residual, weight, tiles, norm_eps=self._eps, bias=bias, gated=gated, overlap=self._overlap
             )
         product = F.linear(self._add_norm(delta, residual, norm), weight, bias)
-        return _silu_mul(product) if gated else product
+        return self._silu_mul(product) if gated else product
 
     def _residual_linear(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
         """The product, or None when it has been added to `residual` already."""
@@ -161,7 +161,19 @@ class FusedDecoder:
             K=width,
             BLOCK_K=next_power_of_two(width),
             HAS_ADD=delta is not None,
+            OVERLAP=self._overlap,
+            launch_pdl=self._overlap,
             num_warps=4 if width <= 2048 else 8,
+        )
+        return out
+
+    def _silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * N] -> [T, N]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+        block = min(1024, next_power_of_two(width))
+        silu_mul_kernel[(rows, (width + block - 1) // block)](
+            gate_up, out, N=width, BLOCK_N=block, OVERLAP=self._overlap, launch_pdl=self._overlap, num_warps=4
         )
         return out
 
@@ -195,7 +207,11 @@ class FusedDecoder:
         return qkv[:, : heads * dim].view(-1, heads, dim)
 
     def _logits(self, residual: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(self._add_norm(delta, residual, self._final_norm), self._head)
+        normed = self._add_norm(delta, residual, self._final_norm)
+        tiles = choose_linear_tiles(normed.shape[0], self._head.shape[0], self._head.shape[1], normed.dtype)
+        if tiles is not None:
+            return few_row_linear(normed, self._head, tiles, overlap=self._overlap)
+        return F.linear(normed, self._head)
 
     def _merge(self, layer: Any, shape: LayerShape, cos: torch.Tensor, sin: torch.Tensor) -> _Layer:
         _expect(
@@ -225,6 +241,8 @@ class FusedDecoder:
         qkv, qkv_bias = _merged([attn.q_proj, attn.k_proj, attn.v_proj])
         gate_up, gate_bias = _merged([mlp.gate_proj, mlp.up_proj])
         _expect(gate_bias is None, "its MLP has a bias")
+        _fold(input_norm, qkv)
+        _fold(post_norm, gate_up)
         rotary = RotaryQKV(cos, sin, query_norm, key_norm, query_eps if norms else 0.0)
         return _Layer(
             input_norm,
@@ -238,15 +256,6 @@ class FusedDecoder:
             float(attn.scaling),
             shape.sliding_window,
         )
-
-
-def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * N] -> [T, N]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, next_power_of_two(width))
-    silu_mul_kernel[(rows, (width + block - 1) // block)](gate_up, out, N=width, BLOCK_N=block, num_warps=4)
-    return out
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -286,6 +295,12 @@ def _merged(modules: list[nn.Module]) -> tuple[torch.Tensor, torch.Tensor | None
             linear.bias.data = bias[row : row + linear.out_features]
         row += linear.out_features
     return weight, bias
+
+
+def _fold(norm: torch.Tensor, weight: torch.Tensor) -> None:
+    """Move a norm's weight into the product that follows it, in place: the norm becomes a bare 1 / rms."""
+    weight.copy_(weight.float() * norm.data.float())
+    norm.data.fill_(1.0)
 
 
 def _rotary_tables(

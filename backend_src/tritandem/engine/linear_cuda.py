@@ -1,4 +1,4 @@
-"""Matrix products of few rows on CUDA: tile choice and launch of `linear_kernels.py`.
+"""Matrix products of few rows on CUDA: where our kernels beat the vendor library's, and their launches.
 
 Knows nothing about models; launches on the current stream without host synchronisation.
 """
@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from .linear_kernels import linear_kernel
+from .attention.paged_cuda import next_power_of_two
+from .linear_kernels import few_row_kernel, one_row_kernel
+
+_NORM_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LinearTiles:
-    """How one product is cut: rows, columns and inner elements a tile, warps, pipeline stages."""
+    """How one product is cut: rows (1: the one-row kernel), columns and inner elements a tile, warps, stages."""
 
     block_m: int
     block_n: int
@@ -23,63 +26,69 @@ class LinearTiles:
     stages: int
 
 
+def choose_linear_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> LinearTiles | None:
+    """Tiles for our kernels, or None where the vendor library's product is at least as fast.
+
+    Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds read the weights
+    faster than any matrix-unit kernel tried. Up to 16 rows of a small matrix: the launch is what costs, so
+    fusing norm, gate and residual pays. Everything else: the library.
+    """
+    if dtype == torch.float32:
+        return None
+    if rows == 1:
+        if inner <= 8192:
+            return LinearTiles(1, 4, min(2048, next_power_of_two(inner)), 8 if inner > 1024 else 4, 1)
+        return LinearTiles(1, 8, 512, 4, 1)
+    if rows <= 16 and inner <= 2048 and columns <= 8192:
+        return LinearTiles(16, 16, 64, 2, 9) if inner <= 1024 else LinearTiles(16, 16, 128, 4, 5)
+    return None
+
+
 def few_row_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     tiles: LinearTiles,
     *,
-    norm: tuple[torch.Tensor, float] | None = None,
+    norm_eps: float | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
     overlap: bool = False,
 ) -> torch.Tensor:
-    """[residual +] rms_norm(x) @ weight.T + bias, or silu(gate) * up of it; all contiguous.
+    """[residual +] (x / rms(x)) @ weight.T + bias, or silu(gate) * up of it; all contiguous.
 
-    `x` [M, K]; `weight` [N, K], with `gated` [2 * N, K] (gate rows first); returns [M, N]. With `residual`
-    [M, N] the sum is written into it and it is returned.
+    `x` [M, K]; `weight` [N, K], with `gated` [2 * N, K] (gate rows first); returns [M, N]. Without `norm_eps`
+    x is not normed. With `residual` [M, N] the sum is written into it and it is returned. With `overlap` the
+    kernel may start while the one before it ends (it waits before it reads `x`).
     """
     rows, inner = x.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     out = residual if residual is not None else torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    norm_weight, eps = norm if norm is not None else (x, 0.0)
-    grid = ((columns + tiles.block_n - 1) // tiles.block_n, (rows + tiles.block_m - 1) // tiles.block_m)
-    linear_kernel[grid](
-        x,
-        weight,
-        bias if bias is not None else x,
-        out,
-        norm_weight,
-        out,
+    column_tiles = (columns + tiles.block_n - 1) // tiles.block_n
+    options = {
+        "K": inner,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.block_k,
+        "HAS_NORM": norm_eps is not None,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "GATED": gated,
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
+        "num_warps": tiles.warps,
+    }
+    pointers = (x, weight, bias if bias is not None else x, out, out)
+    if tiles.block_m == 1:
+        one_row_kernel[(column_tiles,)](*pointers, columns, norm_eps or 0.0, **options)
+        return out
+    few_row_kernel[(column_tiles, (rows + tiles.block_m - 1) // tiles.block_m)](
+        *pointers,
         rows,
         columns,
-        eps,
-        K=inner,
+        norm_eps or 0.0,
         BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        GATED=gated,
-        OVERLAP=overlap,
-        launch_pdl=overlap,
-        num_warps=tiles.warps,
+        NORM_K=min(_NORM_CHUNK, next_power_of_two(inner)),
         num_stages=tiles.stages,
+        **options,
     )
     return out
-
-
-def choose_linear_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> LinearTiles | None:
-    """Tiles for the few-row kernel, or None where the vendor library's product is faster.
-
-    Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). Small matrices are bound by the latency of a
-    launch, so what the kernel fuses (norm, gate, residual) counts; large ones by the bandwidth of reading
-    the weights.
-    """
-    if dtype == torch.float32 or rows > 64 or inner > 2048:
-        return None
-    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    if columns >= 16384:
-        return None
-    return LinearTiles(block_m=block_m, block_n=16, block_k=64, warps=4, stages=5)

@@ -1,7 +1,7 @@
 """Matrix products of few rows (decode) in the Triton language, with what surrounds them fused in.
 
-Owns the kernel only; `fused_cuda.py` decides where it is used. Weights are [N, K] as `nn.Linear` keeps them.
-Bound by reading the weights once: a program streams BLOCK_N rows of them and all M rows of the input.
+Owns the kernels only; `linear_cuda.py` decides where they are used. Weights are [N, K] as `nn.Linear` keeps
+them. Bound by reading the weights once, or for small ones by the latency of a launch.
 """
 
 # Constants of a kernel are written in capitals; `triton.jit` functions are not Python to a type checker.
@@ -15,18 +15,15 @@ import triton.language as tl
 
 
 @triton.jit
-def linear_kernel(
-    x,  # [M, K]
+def one_row_kernel(
+    x,  # [1, K]
     weight,  # [N, K]; GATED: [2 * N, K], gate rows first
     bias,  # HAS_BIAS: [N]
-    residual,  # HAS_RESIDUAL: [M, N], may be `out`
-    norm_weight,  # HAS_NORM: [K]
-    out,  # [M, N]
-    M,
+    residual,  # HAS_RESIDUAL: [1, N], may be `out`
+    out,  # [1, N]
     N,
     norm_eps,
     K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -35,25 +32,97 @@ def linear_kernel(
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out = [residual +] [silu gate of] (rms_norm(x) @ weight.T + bias).
+    """out = [residual +] [silu gate of] (weight @ (x / rms(x)) + bias), without the matrix unit.
 
-    The norm costs no pass of its own: the row's factor 1/rms is a scalar that is applied after the product,
-    its sum of squares is gathered while the row streams by. Weights are the left operand so that the matrix
-    unit's large dimension lies along N.
+    With OVERLAP the first weights are on their way before the kernel waits for the one that makes `x`.
     """
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    column_ok = columns < N
+    at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
+    first_ok = column_ok[:, None] & (inner < K)[None, :]
+    w = tl.load(at, mask=first_ok, other=0.0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up = tl.load(at + N * K, mask=first_ok, other=0.0, eviction_policy="evict_first")
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    acc_up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        next_ok = column_ok[:, None] & (inner < K - start - BLOCK_K)[None, :]
+        w_next = tl.load(at + start + BLOCK_K, mask=next_ok, other=0.0, eviction_policy="evict_first")
+        up_next = w_next
+        if GATED:
+            up_next = tl.load(at + start + BLOCK_K + N * K, mask=next_ok, other=0.0, eviction_policy="evict_first")
+        value = tl.load(x + start + inner, mask=inner < K - start, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * value[None, :]
+        if GATED:
+            acc_up += up.to(tl.float32) * value[None, :]
+        squares += value * value
+        w = w_next
+        up = up_next
+    result = tl.sum(acc, axis=1)
+    factor = 1.0
+    if HAS_NORM:
+        factor = tl.rsqrt(tl.sum(squares, axis=0) / K + norm_eps)
+    result = result * factor
+    if HAS_BIAS:
+        result += tl.load(bias + columns, mask=column_ok, other=0.0).to(tl.float32)
+    if GATED:
+        result = result * tl.sigmoid(result) * (tl.sum(acc_up, axis=1) * factor)
+    if HAS_RESIDUAL:
+        result += tl.load(residual + columns, mask=column_ok, other=0.0).to(tl.float32)
+    tl.store(out + columns, result.to(out.dtype.element_ty), mask=column_ok)
+
+
+@triton.jit
+def few_row_kernel(
+    x,  # [M, K]
+    weight,  # [N, K]; GATED: [2 * N, K], gate rows first
+    bias,  # HAS_BIAS: [N]
+    residual,  # HAS_RESIDUAL: [M, N], may be `out`
+    out,  # [M, N]
+    M,
+    N,
+    norm_eps,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM_K: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out = [residual +] [silu gate of] ((x / rms(x)) @ weight.T + bias).
+
+    1 / rms is one factor a row and is applied after the product, so that tiles of `x` go to the matrix unit
+    untouched. Weights are the left operand: the matrix unit's large dimension lies along N.
+    """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
     column_ok = columns < N
     row_ok = rows < M
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    squares = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if HAS_NORM:
+        for start in tl.static_range(0, K, NORM_K):
+            part = start + tl.arange(0, NORM_K)
+            part_ok = row_ok[:, None] & (part < K)[None, :]
+            value = tl.load(x + rows[:, None] * K + part[None, :], mask=part_ok, other=0.0).to(tl.float32)
+            squares += tl.sum(value * value, axis=1)
     weight_at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
     x_at = x + rows[None, :] * K + inner[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     acc_up = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    squares = tl.zeros([BLOCK_M], dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         if K % BLOCK_K == 0:
             weight_mask = column_ok[:, None]
@@ -64,11 +133,6 @@ def linear_kernel(
             x_mask = row_ok[None, :] & inner_ok[:, None]
         w = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         tile = tl.load(x_at + start, mask=x_mask, other=0.0)
-        if HAS_NORM:
-            wide = tile.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=0)
-            scale = tl.load(norm_weight + start + inner, mask=inner < K - start, other=0.0).to(tl.float32)
-            tile = (wide * scale[:, None]).to(tile.dtype)
         acc = tl.dot(w, tile, acc, input_precision="ieee")
         if GATED:
             up = tl.load(weight_at + start + N * K, mask=weight_mask, other=0.0, eviction_policy="evict_first")

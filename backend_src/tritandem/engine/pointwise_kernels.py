@@ -23,8 +23,12 @@ def add_norm_kernel(
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """residual += x; out = rms_norm(residual) * weight. Without HAS_ADD the residual alone is normed."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_K)
     ok = columns < K
@@ -39,8 +43,11 @@ def add_norm_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def silu_mul_kernel(gate_up, out, N: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr):
     """out[t, n] = silu(gate_up[t, n]) * gate_up[t, N + n]."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     ok = columns < N

@@ -165,7 +165,8 @@ def _check_logits(
         ]
     )
     difference = float((ours - truth).norm() / truth.norm().clamp(min=1e-6))
-    limit = 1e-3 if model.dtype == torch.float32 else 5e-2
+    # Deep models with random weights differ by several percent in bfloat16; wrong attention by more than half.
+    limit = 1e-3 if model.dtype == torch.float32 else 0.15
     if not difference <= limit:
         raise UnsupportedModel(
             f"{name}: logits through paged attention differ from the model's own by {difference:.1e} (relative), "

@@ -83,8 +83,8 @@ def decode_kernel(
     LOG2E: tl.constexpr = 1.4426950408889634
     GROUP: tl.constexpr = H // KVH
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)

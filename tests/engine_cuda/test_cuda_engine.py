@@ -1,0 +1,300 @@
+"""The engine on CUDA gives transformers' tokens, needs no host in a steady step, and loses nothing."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_rig import Rig, prompts, request, tokens_of
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+from tritandem.config import EngineConfig
+from tritandem.contracts import FinishCode
+from tritandem.engine.cpu_runner import CpuRunner
+from tritandem.engine.model_loader import LoadedModel
+from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
+from tritandem.engine.support import inspect_model
+
+pytestmark = pytest.mark.gpu
+
+VOCAB, CONTEXT = 131, 256
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_ALL_HEADS = {name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_SHAPE),
+    "qwen2": Qwen2Config(**_SHAPE),
+    "qwen3": Qwen3Config(**_SHAPE, head_dim=32),
+    "mistral": MistralConfig(**_SHAPE, head_dim=16, sliding_window=9),
+    "phi3": Phi3Config(**_SHAPE),
+    "gemma2": Gemma2Config(
+        **_SHAPE, head_dim=32, sliding_window=9, query_pre_attn_scalar=12, attn_logit_softcapping=5.0
+    ),
+    "gemma3": Gemma3TextConfig(
+        **{**_SHAPE, "num_hidden_layers": 3}, head_dim=16, sliding_window=9, sliding_window_pattern=3
+    ),
+    "gpt_neox": GPTNeoXConfig(**_ALL_HEADS, rotary_pct=0.5),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.3,
+        bos_token_id=None, eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def reference_model(kind: str) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[kind]), dtype=torch.float32).eval()
+
+
+def loaded(kind: str, device: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    model = copy.deepcopy(reference_model(kind)).to(device, dtype)
+    return LoadedModel(model, inspect_model(model), VOCAB, CONTEXT, frozenset())
+
+
+def cuda_runner(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> Any:
+    from tritandem.engine.cuda_runner import CudaRunner
+
+    settings = {"num_blocks": 128, "max_sequences": 8, "prefill_tokens_per_step": 48, **config}
+    return CudaRunner(loaded(kind, "cuda", dtype), EngineConfig(**settings), lambda note: None)
+
+
+def answers(runner: Any, requests: Sequence[Any]) -> dict[int, Any]:
+    rig = Rig(runner)
+    try:
+        return rig.run(requests)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_float32_greedy_tokens_equal_generate(cuda_device: torch.device, kind: str) -> None:
+    texts = prompts(10, seed=3, high=60)
+    runner = cuda_runner(kind)
+    captured = runner.graphs.captured()
+    got = tokens_of(answers(runner, [request(i, ids, max_tokens=20) for i, ids in enumerate(texts)]))
+    assert captured > 0
+    model = reference_model(kind)
+    for i, ids in enumerate(texts):
+        sequence = torch.tensor(ids, dtype=torch.long)[None]
+        for position, token in enumerate(got[i]):
+            logits = model(sequence).logits[0, -1]
+            best = int(logits.argmax())
+            gap = float(logits[best] - logits[token])
+            assert gap < 1e-3, f"sequence {i}, token {position}: {token} instead of {best}, {gap} apart"
+            sequence = torch.cat((sequence, torch.tensor([[token]])), dim=1)
+        assert len(got[i]) == 20
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.8, "seed": 11},
+    "filtered": {"temperature": 1.2, "top_k": 20, "top_p": 0.8, "min_p": 0.02, "seed": 5},
+    "penalised": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    "bounded": {"min_tokens": 6, "stop_ids": tuple(range(0, 60, 4)), "bad_words": ((3,), (9, 10))},
+    "logprobs": {"logprobs": 4},
+}
+
+
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_graph_and_eager_steps_give_equal_tokens(cuda_device: torch.device, name: str) -> None:
+    options = FEATURES[name]
+    requests = [request(i, ids, **options) for i, ids in enumerate(prompts(7, seed=5))]
+    replayed = answers(cuda_runner(), requests)
+    eager = answers(cuda_runner(cuda_graphs=False), requests)
+    assert tokens_of(replayed) == tokens_of(eager)
+    assert [replayed[i].top_ids for i in replayed] == [eager[i].top_ids for i in eager]
+
+
+@pytest.mark.parametrize("name", ["greedy", "penalised", "bounded", "logprobs"])
+def test_cuda_equals_the_cpu_runner(cuda_device: torch.device, name: str) -> None:
+    requests = [request(i, ids, **FEATURES[name]) for i, ids in enumerate(prompts(9, seed=6))]
+    device = answers(cuda_runner(), requests)
+    host = answers(CpuRunner(loaded("llama", "cpu"), EngineConfig(num_blocks=128, max_sequences=8)), requests)
+    assert tokens_of(device) == tokens_of(host)
+    for i in host:
+        assert device[i].finish == host[i].finish
+        assert device[i].logprobs == pytest.approx(host[i].logprobs, abs=1e-3, nan_ok=True)
+        assert device[i].top_ids == host[i].top_ids
+
+
+def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch(cuda_device: torch.device) -> None:
+    ids, options = prompts(1, seed=9)[0], {"temperature": 1.0, "seed": 123, "max_tokens": 16}
+    alone = answers(cuda_runner(), [request(0, ids, **options)])[0].tokens
+    crowd = [request(i, p, temperature=0.7, seed=i) for i, p in enumerate(prompts(6, seed=10), 1)]
+    assert answers(cuda_runner(), [*crowd, request(0, ids, **options)])[0].tokens == alone
+
+
+def test_preempted_sequences_continue_with_identical_tokens(cuda_device: torch.device) -> None:
+    requests = [request(i, ids, max_tokens=60) for i, ids in enumerate(prompts(8, seed=2, low=20))]
+    roomy = tokens_of(answers(cuda_runner(), requests))
+    runner = cuda_runner(num_blocks=16)
+    rig = Rig(runner)
+    tight = tokens_of(rig.run(requests))
+    assert rig.core.load().preemptions > 0
+    assert tight == roomy
+    runner.close()
+
+
+def filled(runner: Any, rows: int, prompt_tokens: int = 20) -> list[int]:
+    """`rows` slots with a prompt each and blocks for the whole context; returns the slots."""
+    blocks = -(-CONTEXT // runner.spec.block_tokens)
+    sampling = request(0, [1], max_tokens=200).sampling
+    ids = np.arange(prompt_tokens, dtype=np.int32)
+    for slot in range(rows):
+        updates = np.array([(slot, i, 1 + slot * blocks + i) for i in range(blocks)], np.int32)
+        init = SlotInit(slot, ids + slot, sampling, (), (), np.zeros(0, np.int32))
+        chunk = PrefillChunk(slot, 0, ids + slot, last=True)
+        runner.launch(StepPlan(slot, inits=[init], block_updates=updates, prefill=[chunk]))
+        assert runner.collect(wait=True).finish.tolist() == [FinishCode.RUNNING]
+    return list(range(rows))
+
+
+def test_64_steady_steps_neither_synchronise_nor_copy_to_the_device(cuda_device: torch.device) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    runner = cuda_runner(max_sequences=4)
+    slots = filled(runner, 4)
+    step_ids = iter(range(100, 1000))
+
+    def launch() -> None:
+        runner.launch(StepPlan(next(step_ids), decode_slots=slots, max_context_tokens=CONTEXT))
+
+    launch()  # brings the rows to the device
+    runner.collect(wait=True)
+    transfers = dict(runner.staging.counters.transfers)
+    tokens = []
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(64):
+                launch()
+                while runner.pending() > 8:  # asks, never waits
+                    result = runner.collect(wait=False)
+                    tokens += [] if result is None else [result.tokens.tolist()]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    while runner.pending():
+        tokens.append(runner.collect(wait=True).tokens.tolist())
+    names = {event.name for event in profiled.events()}
+    forbidden = [n for n in names if "Synchronize" in n or "HtoD" in n or n.startswith("cudaMemcpy")]
+    forbidden.remove("cudaDeviceSynchronize") if "cudaDeviceSynchronize" in forbidden else None  # the profiler's end
+    assert not forbidden
+    assert any("GraphLaunch" in name for name in names)
+    assert len(tokens) == 64
+    assert all(token >= 0 for row in tokens for token in row)
+    pinned = {route: count for route, count in runner.staging.counters.transfers.items() if route.value == "pinned"}
+    assert pinned == {route: count for route, count in transfers.items() if route.value == "pinned"}
+    runner.close()
+
+
+def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.device) -> None:
+    """Through the fused prefill and decode, over a model with a usual initialisation."""
+    config = LlamaConfig(**{**_SHAPE, "initializer_range": 0.05, "hidden_size": 256, "num_hidden_layers": 4})
+    torch.manual_seed(2)
+    truth = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    ids = torch.from_numpy(prompts(1, seed=8, low=50, high=51)[0].astype(np.int64))
+    with torch.no_grad():
+        want = truth(ids[None]).logits[0, -1]
+    from tritandem.engine.cuda_runner import CudaRunner
+
+    model = truth.to("cuda", torch.bfloat16)
+    ready = LoadedModel(model, inspect_model(model), VOCAB, CONTEXT, frozenset())
+    runner = CudaRunner(ready, EngineConfig(num_blocks=64, max_sequences=4, cuda_graphs=False), lambda note: None)
+    seen: list[torch.Tensor] = []
+    decode = runner.forward.decode
+    runner.forward.decode = lambda *args: seen.append(decode(*args)) or seen[-1]
+    init = SlotInit(0, ids[:-1].numpy().astype(np.int32), request(0, [1]).sampling, (), (), np.zeros(0, np.int32))
+    updates = np.array([(0, i, 1 + i) for i in range(8)], np.int32)
+    chunk = PrefillChunk(0, 0, init.prompt_ids, last=True)
+    runner.launch(StepPlan(0, inits=[init], block_updates=updates, prefill=[chunk]))
+    runner.collect(wait=True)
+    runner.state.last_token[0] = ids[-1]  # the token whose logits are known
+    torch.cuda.synchronize()
+    runner.launch(StepPlan(1, decode_slots=[0], max_context_tokens=CONTEXT))
+    runner.collect(wait=True)
+    got = seen[-1][0].float().cpu()
+    assert float((got - want).norm() / want.norm()) < 2e-2
+    runner.close()
+
+
+def test_out_of_memory_costs_only_the_sequences_of_that_step(
+    cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = cuda_runner()
+    rig = Rig(runner)
+    rig.add(request(1, prompts(1)[0], max_tokens=30))
+    for _ in range(4):
+        rig.step()
+    prefill = runner.forward.prefill
+
+    def exhausted(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner.forward, "prefill", exhausted)
+    rig.add(request(2, prompts(1, seed=4)[0], max_tokens=5))
+    for _ in range(6):
+        rig.step()
+    monkeypatch.setattr(runner.forward, "prefill", prefill)
+    rig.run([request(3, prompts(1, seed=5)[0], max_tokens=5)])
+    assert rig.answers[2].finish == FinishCode.ERROR
+    assert "memory" in rig.answers[2].error
+    assert rig.answers[3].finish == FinishCode.LENGTH
+    assert rig.answers[1].finish == FinishCode.LENGTH
+    assert len(rig.answers[1].tokens) == 30
+    runner.close()
+
+
+def test_1000_random_admissions_and_cancellations_leave_every_block_free(cuda_device: torch.device) -> None:
+    rng = random.Random(13)
+    runner = cuda_runner(num_blocks=40)
+    rig = Rig(runner)
+    free = rig.core.load().free_blocks
+    for seq_id in range(1000):
+        ids = np.array([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 80))], np.int32)
+        rig.add(request(seq_id, ids, max_tokens=rng.randrange(1, 40)))
+        for _ in range(rng.randrange(0, 3)):
+            rig.step()
+        if rng.random() < 0.5:
+            rig.core.cancel(rng.sample(rig.core.live_ids(), k=1) if rig.core.live_ids() else [])
+        if len(rig.core.live_ids()) > 24:
+            rig.core.cancel(rig.core.live_ids()[::2])
+    for _ in range(20000):
+        if rig.core.idle():
+            break
+        rig.step()
+    assert rig.core.idle()
+    assert rig.core.load().free_blocks == free
+    assert rig.core.load().preemptions > 0
+    assert len(rig.answers) == 1000
+    runner.close()
