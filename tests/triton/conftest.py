@@ -14,7 +14,7 @@ from tritandem.server import TritonServer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from raw_client import RawClient  # noqa: E402
+from raw_client import RawClient
 
 FIRST_PORT, LAST_PORT = 18000, 18099
 

@@ -75,7 +75,9 @@ def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Arr
         word_lengths.extend(len(word) for word in request.bad_words)
         parts.append(request.prompt_ids)
         parts.append(np.array([*request.stop_ids, *(i for word in request.bad_words for i in word)], np.int32))
-    header = np.concatenate(([Op.SUBMIT, len(requests)], rows.reshape(-1), word_lengths)).astype(np.int64)
+    # Every part int64 by itself: an empty list would count as float64, in which long integers lose their end.
+    head, lengths = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(word_lengths, np.int64)
+    header: Int64Array = np.concatenate((head, rows.reshape(-1), lengths))
     return header, np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
 
 

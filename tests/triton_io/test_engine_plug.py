@@ -1,0 +1,227 @@
+"""The engine's hop from end to end: a port on one side, a service on the other, Triton's part faked."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+from conftest import received
+from tritandem.contracts import (
+    EngineFailed,
+    EngineRequest,
+    FinishCode,
+    InvalidRequest,
+    LoadSnapshot,
+    SamplingParams,
+    TokenBatch,
+    TritandemError,
+)
+from tritandem.triton_io import engine_wire
+from tritandem.triton_io.bls_engine import BlsEngine
+from tritandem.triton_io.engine_plug import EnginePlug
+from tritandem.triton_io.engine_wire import Op
+
+IDLE_S = 0.2
+
+
+class ScriptedService:
+    """One token a call of `step` for every live sequence; `next_batch` joins what has not been taken."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, int] = {}
+        self.cancelled: list[int] = []
+        self.closed = False
+        self._ready: deque[tuple[int, FinishCode]] = deque()
+        self._news = threading.Condition()
+
+    def submit(self, requests: list[EngineRequest]) -> list[TritandemError | None]:
+        answers: list[TritandemError | None] = []
+        for request in requests:
+            if request.seq_id in self.sequences:
+                answers.append(InvalidRequest("seq_id", request.seq_id, "an id that is not in use"))
+                continue
+            self.sequences[request.seq_id] = request.sampling.max_tokens
+            answers.append(None)
+        return answers
+
+    def step(self) -> None:
+        with self._news:
+            for seq_id in list(self.sequences):
+                self.sequences[seq_id] -= 1
+                last = self.sequences[seq_id] == 0
+                self._ready.append((seq_id, FinishCode.LENGTH if last else FinishCode.RUNNING))
+                if last:
+                    del self.sequences[seq_id]
+            self._news.notify_all()
+
+    def cancel(self, seq_ids: Sequence[int]) -> None:
+        self.cancelled.extend(seq_ids)
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(running=len(self.sequences), max_context_tokens=77)
+
+    def live(self) -> int:
+        with self._news:
+            return len(self.sequences) + len(self._ready)
+
+    def next_batch(self, timeout_s: float) -> TokenBatch | None:
+        with self._news:
+            if not self._news.wait_for(lambda: bool(self._ready), timeout_s):
+                return None
+            rows = list(self._ready)
+            self._ready.clear()
+        return TokenBatch(
+            seq_ids=np.array([seq_id for seq_id, _ in rows], np.int64),
+            token_counts=np.ones(len(rows), np.int32),
+            tokens=np.arange(len(rows), dtype=np.int32),
+            finish=np.array([code for _, code in rows], np.uint8),
+            cached_tokens=np.zeros(len(rows), np.int32),
+            stamps_ns=np.ones((len(rows), 4), np.int64),
+            load=self.load(),
+        )
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+def sequence(seq_id: int, max_tokens: int = 3) -> EngineRequest:
+    return EngineRequest(seq_id, np.array([1, 2, 3], np.int32), SamplingParams(max_tokens=max_tokens))
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+def plug(service: ScriptedService) -> Any:
+    made = EnginePlug(service, IDLE_S)
+    yield made
+    if not service.closed:
+        made.close()
+
+
+@pytest.fixture
+def port(plug: EnginePlug) -> BlsEngine:
+    """Calls of the port reach the plug as Triton would carry them, one response each."""
+
+    def carry(request: Any) -> list[Any]:
+        forwarded, sender = received(request.arrays())
+        plug.execute([forwarded])
+        responses: list[Any] = sender.wait_end()
+        return responses
+
+    pb_utils.InferenceRequest.models["engine"] = carry
+    pb_utils.InferenceRequest.decoupled.add("engine")
+    return BlsEngine("engine")
+
+
+def open_stream(plug: EnginePlug, sender: Any = None) -> Any:
+    request, sender = received({"header": engine_wire.pack_call(Op.STREAM)}, sender=sender)
+    plug.execute([request])
+    return sender
+
+
+def rows_of(response: Any) -> int:
+    return int(response.arrays()["header"][0])
+
+
+def test_submit_answers_for_each_sequence(port: BlsEngine, service: ScriptedService) -> None:
+    assert port.submit([sequence(1), sequence(2)]) == [None, None]
+    again, fresh = port.submit([sequence(1), sequence(3)])
+    assert isinstance(again, InvalidRequest)
+    assert str(again) == "seq_id: given 1, allowed: an id that is not in use"
+    assert fresh is None
+    assert set(service.sequences) == {1, 2, 3}
+
+
+def test_load_and_cancel_reach_the_service(port: BlsEngine, service: ScriptedService) -> None:
+    assert port.load() == LoadSnapshot(max_context_tokens=77)
+    port.cancel([5, 6])
+    assert service.cancelled == [5, 6]
+
+
+def test_a_stream_carries_every_token_once_and_ends_when_idle(port: BlsEngine, service: ScriptedService) -> None:
+    port.submit([sequence(1, 3), sequence(2, 2)])
+    for _ in range(3):
+        service.step()
+    batches = list(port.stream())
+    seen = [(int(i), FinishCode(int(f))) for b in batches for i, f in zip(b.seq_ids, b.finish, strict=True)]
+    assert [i for i, _ in seen] == [1, 2, 1, 2, 1]
+    assert [pair for pair in seen if pair[1] is not FinishCode.RUNNING] == [
+        (2, FinishCode.LENGTH),
+        (1, FinishCode.LENGTH),
+    ]
+
+
+def test_a_blocked_receiver_costs_message_size_and_no_step(plug: EnginePlug, service: ScriptedService) -> None:
+    service.submit([sequence(1, 50)])
+    entered, released = threading.Semaphore(0), threading.Event()
+
+    def block() -> None:
+        entered.release()
+        assert released.wait(5.0)
+
+    sender = open_stream(plug, pb_utils.ResponseSender(block))
+    service.step()
+    assert entered.acquire(timeout=5.0)
+    for _ in range(49):
+        service.step()
+    released.set()
+    first, second, end = sender.wait_end()
+    assert (rows_of(first), rows_of(second), end.arrays()) == (1, 49, {})
+
+
+def test_a_second_stream_ends_the_first(plug: EnginePlug, service: ScriptedService) -> None:
+    first = open_stream(plug)
+    second = open_stream(plug)
+    assert [response.arrays() for response in first.wait_end()] == [{}]
+    service.submit([sequence(1, 1)])
+    service.step()
+    assert rows_of(second.wait(1)[0]) == 1
+
+
+def test_a_stream_with_live_sequences_outlasts_the_idle_time(plug: EnginePlug, service: ScriptedService) -> None:
+    service.submit([sequence(1, 1)])
+    sender = open_stream(plug)
+    assert not sender.ended.wait(3 * IDLE_S)
+    service.step()
+    assert rows_of(sender.wait_end()[0]) == 1
+
+
+def test_closing_ends_stream_and_service_in_that_order(plug: EnginePlug, service: ScriptedService) -> None:
+    service.submit([sequence(1, 9)])
+    sender = open_stream(plug)
+    plug.close()
+    assert sender.ended.is_set()
+    assert service.closed
+
+
+def test_a_malformed_call_is_answered_and_the_next_one_served(plug: EnginePlug) -> None:
+    bad, bad_sender = received({"header": np.array([99], np.int64)})
+    good, good_sender = received({"header": engine_wire.pack_call(Op.LOAD)})
+    plug.execute([bad, good])
+    assert "FAILED" in bad_sender.wait_end()[0].error().message()
+    assert engine_wire.unpack_load(good_sender.wait_end()[0].arrays()["header"]).max_context_tokens == 77
+    pb_utils.Logger.lines.clear()
+
+
+def test_an_engine_that_breaks_is_engine_failed(service: ScriptedService) -> None:
+    def broken(_request: Any) -> list[Any]:
+        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("stub process is not healthy"))]
+
+    def unreachable(_request: Any) -> list[Any]:
+        raise pb_utils.TritonModelException("model 'engine' is not found")
+
+    pb_utils.InferenceRequest.decoupled.add("engine")
+    for failure, words in ((broken, "not healthy"), (unreachable, "not found"), (lambda _request: [], "no answer")):
+        pb_utils.InferenceRequest.models["engine"] = failure
+        for call in (lambda: BlsEngine("engine").load(), lambda: BlsEngine("engine").submit([sequence(1)])):
+            with pytest.raises(EngineFailed, match=words):
+                call()

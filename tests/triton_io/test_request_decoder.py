@@ -1,0 +1,246 @@
+"""Tensors, JSON and parameters become one validated request, or a refusal that names the field."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import one, text
+from hypothesis import given
+from hypothesis import strategies as st
+from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass
+from tritandem.triton_io.prompt_source import read_parameters
+from tritandem.triton_io.request_decoder import ModelLimits, complete, decode
+from tritandem.triton_io.tensor_values import Inputs
+
+PROMPT = {"text_input": text("hello")}
+LIMITS = ModelLimits(
+    max_context_tokens=100,
+    vocab_size=1000,
+    end_ids=(2,),
+    default_max_tokens=64,
+    default_priority=PriorityClass.NORMAL,
+    default_deadline_s=0.0,
+    encode_word=lambda word: [ord(c) % 1000 for c in word],
+)
+
+
+def request(
+    arrays: dict[str, Any], parameters: dict[str, Any] | None = None, tokens: int = 5, limits: ModelLimits = LIMITS
+) -> GenerationRequest:
+    draft = decode("id", Inputs(arrays), read_parameters(json.dumps(parameters or {})), received_ns=1_000)
+    ids = draft.prompt.input_ids
+    return complete(draft, np.arange(tokens, dtype=np.int32) if ids is None else ids, 2_000, limits)
+
+
+def sampled(**values: Any) -> GenerationRequest:
+    return request(PROMPT | {"sampling_parameters": text(json.dumps(values))})
+
+
+def test_a_bare_prompt_is_greedy_and_takes_the_defaults() -> None:
+    made = request(PROMPT)
+    assert made.sampling.greedy
+    assert made.sampling.max_tokens == 64
+    assert made.stop_ids == (2,)
+    assert made.priority is PriorityClass.NORMAL
+    assert made.deadline_ns is None
+    assert (made.received_ns, made.tokenized_ns) == (1_000, 2_000)
+    assert made.output.finish_reason
+    assert not made.output.stream
+
+
+@pytest.mark.parametrize("asking", [{"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}, {"seed": 7}])
+def test_asking_for_sampling_without_a_temperature_means_temperature_one(asking: dict[str, Any]) -> None:
+    assert sampled(**asking).sampling.temperature == 1.0
+    assert sampled(**asking, temperature=0).sampling.greedy
+
+
+@pytest.mark.parametrize("neutral", [{"top_k": 1}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"min_p": 0}])
+def test_neutral_values_stay_greedy(neutral: dict[str, Any]) -> None:
+    assert sampled(**neutral).sampling.greedy
+
+
+def test_max_tokens_defaults_to_what_the_context_leaves() -> None:
+    assert request(PROMPT, tokens=90).sampling.max_tokens == 10
+    assert request(PROMPT, tokens=99).sampling.max_tokens == 1
+
+
+def test_typed_and_json_values_of_one_field_must_agree() -> None:
+    both = PROMPT | {"temperature": one(0.1, np.float32), "sampling_parameters": text('{"temperature": "0.1"}')}
+    assert request(both, {"temperature": "0.1"}).sampling.temperature == pytest.approx(0.1)
+    with pytest.raises(InvalidRequest, match=r"temperature: given .*0\.2"):
+        request(both | {"sampling_parameters": text('{"temperature": 0.2}')})
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        request(PROMPT | {"max_tokens": one(5, np.int32)}, {"max_tokens": 6})
+
+
+def test_older_names_mean_the_same_field() -> None:
+    made = request(PROMPT | {"min_length": one(3, np.int32), "random_seed": one(9, np.uint64)})
+    assert (made.sampling.min_tokens, made.sampling.seed) == (3, 9)
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        request(PROMPT | {"min_length": one(3, np.int32), "min_tokens": one(4, np.int32)})
+
+
+def test_end_id_replaces_the_models_end_tokens_and_minus_one_removes_them() -> None:
+    assert request(PROMPT | {"end_id": one(7, np.int32)}).stop_ids == (7,)
+    assert request(PROMPT | {"end_id": one(-1, np.int32)}).stop_ids == ()
+    assert sampled(ignore_eos=True).stop_ids == ()
+    assert sampled(stop_token_ids=[5, 2, 5]).stop_ids == (2, 5)
+
+
+def test_words_come_as_tensors_or_json_and_empty_ones_are_dropped() -> None:
+    made = request(PROMPT | {"stop_words": text("a", "", "b"), "bad_words": text("xy")})
+    assert made.stop_words == ("a", "b")
+    assert made.bad_words == ((ord("x"), ord("y")),)
+    assert sampled(stop="a").stop_words == ("a",)
+    assert request(PROMPT | {"stop_words": text("")}).stop_words == ()
+
+
+def test_one_response_repeats_the_prompt_unless_told_otherwise_and_a_stream_does_not() -> None:
+    assert request(PROMPT).prompt_text == "hello"
+    assert request(PROMPT | {"stream": one(True, np.bool_)}).prompt_text is None
+    assert request(PROMPT | {"exclude_input_in_output": one(True, np.bool_)}).output.exclude_input
+    assert request({"input_ids": np.array([[1, 2]], np.int32)}).output.exclude_input
+    with pytest.raises(InvalidRequest, match="exclude_input_in_output"):
+        request({"input_ids": np.array([[1]], np.int32), "exclude_input_in_output": one(False, np.bool_)})
+
+
+def test_log_probabilities_are_gathered_for_every_name_that_asks() -> None:
+    for flag in ("return_logprobs", "return_cumulative_logprob", "return_log_probs"):
+        assert request(PROMPT | {flag: one(True, np.bool_)}).sampling.logprobs == 0
+    assert request(PROMPT).sampling.logprobs is None
+    assert sampled(logprobs=3).sampling.logprobs == 3
+
+
+def test_class_deadline_and_tenant_come_as_parameters_or_tensors() -> None:
+    made = request(PROMPT, {"priority_class": "batch", "deadline_ms": 50, "tenant": "acme"})
+    assert (made.priority, made.tenant, made.deadline_ns) == (PriorityClass.BATCH, "acme", 1_000 + 50_000_000)
+    made = request(PROMPT | {"priority": text("interactive"), "deadline_ms": one(7, np.int64)})
+    assert (made.priority, made.deadline_ns) == (PriorityClass.INTERACTIVE, 1_000 + 7_000_000)
+
+
+def test_a_chat_needs_no_text_and_goes_with_an_empty_one() -> None:
+    messages = json.dumps([{"role": "user", "content": "hi"}])
+    for arrays in ({"stream": one(False, np.bool_)}, {"text_input": text("")}):
+        draft = decode("id", Inputs(arrays), {"messages": messages}, 0)
+        assert draft.prompt.messages == [{"role": "user", "content": "hi"}]
+        assert draft.returns.output.exclude_input
+
+
+def test_null_in_json_means_the_default() -> None:
+    assert sampled(temperature=None, stop=None, seed=None).sampling.greedy
+
+
+BAD_JSON = [
+    ({"temperature": "warm"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 1e300}, "temperature"),
+    ({"max_tokens": 2.5}, "max_tokens"),
+    ({"max_tokens": [3]}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": 96}, "max_tokens"),
+    ({"min_tokens": 65}, "min_tokens"),
+    ({"top_p": 0}, "top_p"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**63}, "seed"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"stop": [1]}, "stop:"),
+    ({"stop": ["x"] * 65}, "stop_words"),
+    ({"bad_words": "toolongaword"}, "bad_words"),
+    ({"stop_token_ids": list(range(17))}, "stop_token_ids"),
+    ({"stop_token_ids": [1000]}, "stop_token_ids"),
+    ({"end_id": 1000}, "end_id"),
+    ({"n": 2}, "n:"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"guided_json": "{}"}, "guided_json"),
+]
+
+
+@pytest.mark.parametrize(("values", "name"), BAD_JSON, ids=lambda value: str(value)[:40])
+def test_a_bad_value_is_refused_by_name(values: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        sampled(**values)
+    assert str(refused.value).startswith(name)
+
+
+def test_a_repeated_key_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="repeated key"):
+        request(PROMPT | {"sampling_parameters": text('{"seed": 1, "seed": 2}')})
+
+
+def test_deep_nesting_is_refused_and_not_a_crash() -> None:
+    with pytest.raises(InvalidRequest, match="sampling_parameters"):
+        request(PROMPT | {"sampling_parameters": text("[" * 100_000)})
+
+
+BAD_ARRAYS: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": text(b"\xc3\x28")}, "text_input: given 'invalid UTF-8 at byte 0'"),
+    ({"text_input": np.array([1.0])}, "text_input: given 'dtype float64'"),
+    ({"text_input": text("a", "b")}, "text_input: given 'shape"),
+    (PROMPT | {"max_tokens": np.array([3], np.int32)}, "max_tokens: given 'shape"),
+    (PROMPT | {"stream": one(1, np.int32)}, "stream: given 'dtype int32'"),
+    (PROMPT | {"beam_width": one(2, np.int32)}, "beam_width: given 2"),
+    (PROMPT | {"length_penalty": one(0.5, np.float32)}, "length_penalty: given 0.5"),
+    (PROMPT | {"return_generation_logits": one(True, np.bool_)}, "return_generation_logits: given True"),
+    (PROMPT | {"something": one(1, np.int32)}, "something: given 'an unknown input'"),
+    ({"input_ids": np.zeros((1, 0), np.int32)}, "input_ids"),
+    ({"input_ids": np.full((1, 100), 5, np.int32)}, "input_ids: given '100 tokens', allowed: at most 99"),
+    (PROMPT | {"priority": text("soon")}, "priority: given 'soon'"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS, ids=[message[:30] for _, message in BAD_ARRAYS])
+def test_a_bad_tensor_is_refused_by_name(arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        request(arrays)
+    assert str(refused.value).startswith(message)
+
+
+BAD_PARAMETERS: list[dict[str, Any]] = [
+    {"deadline_ms": 0},
+    {"deadline_ms": "soon"},
+    {"deadline_ms": 10**12},
+    {"priority_class": 3},
+    {"tenant": "x" * 129},
+    {"tenant": 5},
+    {"colour": "red"},
+]
+
+
+@pytest.mark.parametrize("parameters", BAD_PARAMETERS, ids=str)
+def test_a_bad_parameter_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        request(PROMPT, parameters)
+
+
+def test_neutral_values_of_other_servers_are_accepted() -> None:
+    arrays = PROMPT | {
+        "beam_width": one(1, np.int32),
+        "length_penalty": one(1.0, np.float32),
+        "return_context_logits": one(False, np.bool_),
+        "pad_id": one(50_256, np.int32),
+    }
+    request(arrays)
+    sampled(n=1, best_of="1", early_stopping=False, skip_special_tokens=True, length_penalty=1.0)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+names = st.sampled_from(["temperature", "top_k", "stop", "logprobs", "seed", "n", "stop_token_ids", "ignore_eos", "x"])
+
+
+@given(st.dictionaries(names, json_values, max_size=4))
+def test_no_json_ends_in_anything_but_a_request_or_a_refusal(values: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequest):
+        assert sampled(**values).sampling.max_tokens == 64

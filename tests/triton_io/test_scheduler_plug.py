@@ -1,0 +1,239 @@
+"""The scheduler's plug and sinks: every request gets exactly one last response, with what it asked for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+from conftest import one, received, text
+from tritandem.contracts import (
+    Chunk,
+    Draining,
+    FinishReason,
+    GenerationRequest,
+    Outcome,
+    OutputOptions,
+    PriorityClass,
+    RequestCancelled,
+    Stamps,
+    TokenLogprob,
+)
+from tritandem.triton_io.bls_tokenizer import BlsTokenizer
+from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
+from tritandem.triton_io.scheduler_plug import SchedulerPlug
+from tritandem.triton_io.sinks import TritonSink
+
+LIMITS = ModelLimits(100, 1000, (2,), 8, PriorityClass.NORMAL, 0.0, lambda word: [3])
+LAST = Chunk("!", 1, FinishReason.LENGTH, Outcome.COMPLETED, 5, 4, -1.5, stamps=Stamps(*range(9)))
+
+
+class RecordingService:
+    def __init__(self) -> None:
+        self.taken: list[tuple[GenerationRequest, Any]] = []
+        self.arrived = threading.Semaphore(0)
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def submit(self, request: GenerationRequest, sink: Any) -> None:
+        self.taken.append((request, sink))
+        self.arrived.release()
+
+    def stop(self, request_id: str) -> bool:
+        self.calls.append(f"stop {request_id}")
+        return False
+
+    def drain(self, timeout_s: float) -> None:
+        self.calls.append(f"drain {timeout_s}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def service() -> RecordingService:
+    return RecordingService()
+
+
+@pytest.fixture
+def plug(service: RecordingService) -> SchedulerPlug:
+    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0)
+
+
+def tokenized(*ids: int, arrays: dict[str, Any] | None = None) -> dict[str, Any]:
+    """As the ensemble hands it over."""
+    return {
+        **({"text_input": text("hi")} if arrays is None else arrays),
+        "input_ids": np.array([ids], np.int32),
+        "tokenized_ns": np.array([[100, 200]], np.int64),
+    }
+
+
+def tokenizer_says(*ids: int) -> None:
+    def encode(request: Any) -> list[Any]:
+        arrays = request.arrays()
+        if "text_input" in arrays and arrays["text_input"][0][0] == b"bad":
+            message = "in model: REJECTED_INVALID: text_input: given 'bad', allowed: something else"
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(message))]
+        tensors = [("input_ids", np.array([ids], np.int32)), ("tokenized_ns", np.array([[1, 2]], np.int64))]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])]
+
+    pb_utils.InferenceRequest.models["tokenizer"] = encode
+
+
+def test_the_ensembles_ids_and_stamps_are_taken(plug: SchedulerPlug, service: RecordingService) -> None:
+    request, sender = received(tokenized(5, 6), request_id="abc")
+    plug.execute([request])
+    [(made, _)] = service.taken
+    assert made.input_ids.tolist() == [5, 6]
+    assert (made.request_id, made.received_ns, made.tokenized_ns) == ("abc", 100, 200)
+    assert not sender.responses
+
+
+def test_ids_of_the_client_come_through_the_ensemble(plug: SchedulerPlug, service: RecordingService) -> None:
+    request, _ = received(tokenized(5, arrays={}))
+    plug.execute([request])
+    assert service.taken[0][0].input_ids.tolist() == [5]
+
+
+def test_text_of_a_direct_caller_goes_by_the_tokenizer(plug: SchedulerPlug, service: RecordingService) -> None:
+    tokenizer_says(7, 8, 9)
+    request, sender = received({"text_input": text("hi")})
+    plug.execute([request])
+    assert service.arrived.acquire(timeout=5.0)
+    assert service.taken[0][0].input_ids.tolist() == [7, 8, 9]
+    chat, _ = received({"text_input": text("")}, {"messages": json.dumps([{"role": "user", "content": "a"}])})
+    plug.execute([chat])
+    assert service.arrived.acquire(timeout=5.0)
+    assert not sender.responses
+
+
+def test_a_refusal_of_the_tokenizer_keeps_its_words(plug: SchedulerPlug, service: RecordingService) -> None:
+    tokenizer_says(1)
+    request, sender = received({"text_input": text("bad")})
+    plug.execute([request])
+    [response] = sender.wait_end()
+    assert response.error().message() == "REJECTED_INVALID: text_input: given 'bad', allowed: something else"
+    assert not service.taken
+
+
+def test_limits_are_checked_after_tokenizing(plug: SchedulerPlug) -> None:
+    tokenizer_says(*range(100))
+    request, sender = received({"text_input": text("long")})
+    plug.execute([request])
+    assert "text_input: given '100 tokens', allowed: at most 99" in sender.wait_end()[0].error().message()
+
+
+def test_a_bad_request_harms_no_other_of_its_batch(plug: SchedulerPlug, service: RecordingService) -> None:
+    bad, bad_sender = received(tokenized(1) | {"top_p": one(7, np.float32)})
+    good, _ = received(tokenized(1))
+    plug.execute([bad, good])
+    assert "top_p: given 7.0" in bad_sender.wait_end()[0].error().message()
+    assert len(service.taken) == 1
+
+
+def test_the_service_starts_with_the_first_request_and_drains_before_it_closes(
+    plug: SchedulerPlug, service: RecordingService
+) -> None:
+    assert not service.calls
+    for _ in range(2):
+        plug.execute([received(tokenized(1))[0]])
+    plug.close()
+    assert service.calls == ["start", "drain 7.0", "close"]
+
+
+def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, service: RecordingService) -> None:
+    for arrays in ({"stop": one(True, np.bool_)}, tokenized(0, arrays={"stop": one(True, np.bool_)})):
+        request, sender = received(arrays, request_id="abc")
+        plug.execute([request])
+        [response] = sender.wait_end()
+        assert response.arrays()["outcome"].tolist() == [b"STOPPED"]
+    assert service.calls == ["start", "stop abc", "stop abc"]
+    nameless, sender = received({"stop": one(True, np.bool_)}, request_id="")
+    plug.execute([nameless])
+    assert "stop: given" in sender.wait_end()[0].error().message()
+
+
+# -- sinks ---------------------------------------------------------------------------------------------
+
+
+def sink(names: set[str], stream: bool = True, wanted: list[str] | None = None) -> tuple[TritonSink, Any]:
+    sender = pb_utils.ResponseSender()
+    returns = ReturnOptions(OutputOptions(stream=stream), frozenset(names))
+    outputs = ["text_output", "finish_reason", "outcome", "num_output_tokens", "logprobs", "cached_tokens", "stamps"]
+    return TritonSink(sender, returns, outputs if wanted is None else wanted, lambda token: f"<{token}>"), sender
+
+
+def test_the_last_chunk_carries_final_itself() -> None:
+    made, sender = sink({"finish_reason", "num_output_tokens"})
+    made.send(Chunk("a", 2))
+    assert not sender.ended.is_set()
+    made.finish(LAST)
+    first, last = sender.wait_end()
+    assert {name: array.tolist() for name, array in first.arrays().items()} == {
+        "text_output": [b"a"],
+        "num_output_tokens": [2],
+    }
+    assert {name: array.tolist() for name, array in last.arrays().items()} == {
+        "text_output": [b"!"],
+        "num_output_tokens": [1],
+        "finish_reason": [b"length"],
+        "outcome": [b"COMPLETED"],
+        "cached_tokens": [4],
+        "stamps": list(range(9)),
+    }
+
+
+def test_only_outputs_that_the_client_listed_are_made() -> None:
+    made, sender = sink({"finish_reason", "num_output_tokens"}, wanted=["text_output"])
+    made.finish(LAST)
+    assert set(sender.wait_end()[0].arrays()) == {"text_output"}
+
+
+def test_nothing_follows_the_end_and_one_response_stays_one() -> None:
+    made, sender = sink(set())
+    made.fail(RequestCancelled("gone"))
+    for late in (lambda: made.send(Chunk("x", 1)), lambda: made.finish(LAST), lambda: made.fail(Draining())):
+        with pytest.raises(RuntimeError):
+            late()
+    assert len(sender.responses) == 1
+    single, _ = sink(set(), stream=False)
+    with pytest.raises(RuntimeError):
+        single.send(Chunk("x", 1))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [(RequestCancelled("gone"), "CANCELLED", "CANCELLED: gone"), (Draining(), "UNAVAILABLE", "REJECTED_SATURATED: ")],
+)
+def test_errors_carry_the_outcome_word_and_tritons_code(error: Any, code: str, word: str) -> None:
+    made, sender = sink(set())
+    made.fail(error)
+    [response] = sender.wait_end()
+    assert response.error().code() == code
+    assert response.error().message().startswith(word)
+
+
+def test_cancelled_asks_triton_only_while_the_request_lives() -> None:
+    made, sender = sink(set())
+    sender.gone = True
+    assert made.cancelled()
+    made.fail(RequestCancelled("gone"))
+    assert not made.cancelled()
+
+
+def test_logprobs_are_written_as_the_vllm_backend_writes_them() -> None:
+    made, sender = sink({"logprobs"})
+    chosen_second = TokenLogprob(5, -1.0, ((9, -0.5), (5, -1.0)))
+    not_listed = TokenLogprob(7, -4.0, ((9, -0.5),))
+    made.send(Chunk("a", 2, logprobs=(chosen_second, not_listed)))
+    first, second = json.loads(sender.responses[0].arrays()["logprobs"][0])
+    assert list(first) == ["5", "9"]
+    assert first["5"] == {"logprob": -1.0, "rank": 2, "decoded_token": "<5>"}
+    assert first["9"]["rank"] == 1
+    assert second["7"]["rank"] is None

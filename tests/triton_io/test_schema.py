@@ -1,0 +1,99 @@
+"""One table of public tensors: Triton's configuration files say exactly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritandem.contracts import SamplingParams, Stamps
+from tritandem.triton_io import schema
+from tritonclient.grpc import model_config_pb2
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+
+
+def config(model: str) -> Any:
+    return text_format.Parse((REPOSITORY / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+
+
+def declared(tensors: Iterable[Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {t.name: (model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors}
+
+
+def table(tensors: Iterable[schema.PublicTensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {t.name: (t.config_dtype, t.dims) for t in tensors}
+
+
+def test_the_ensemble_declares_the_table() -> None:
+    parsed = config("ensemble")
+    assert declared(parsed.input) == table(schema.INPUTS)
+    assert declared(parsed.output) == table(schema.OUTPUTS)
+    assert all(tensor.optional for tensor in parsed.input)
+
+
+def test_the_scheduler_declares_the_table_and_the_tokenizers_stamps() -> None:
+    parsed = config("scheduler")
+    assert declared(parsed.input) == table((*schema.INPUTS, schema.TOKENIZED_NS))
+    assert declared(parsed.output) == table(schema.OUTPUTS)
+    for tensor in parsed.input:
+        assert tensor.optional
+        assert tensor.allow_ragged_batch == (-1 in tensor.dims), tensor.name
+
+
+def test_the_tokenizer_declares_rows_of_the_table() -> None:
+    rows = table(schema.INPUTS)
+    assert all(rows[name] == row for name, row in declared(config("tokenizer").input).items())
+    assert declared(config("tokenizer").output)["tokenized_ns"] == table([schema.TOKENIZED_NS])["tokenized_ns"]
+
+
+def test_the_ensemble_hands_every_input_to_the_scheduler_and_takes_every_output() -> None:
+    tokenizer, scheduler = config("ensemble").ensemble_scheduling.step
+    wanted = {name: name for name in table(schema.INPUTS)} | {"input_ids": "_ids", "tokenized_ns": "_tokenized_ns"}
+    assert dict(scheduler.input_map) == wanted
+    assert dict(scheduler.output_map) == {name: name for name in table(schema.OUTPUTS)}
+    assert set(tokenizer.input_map) == set(declared(config("tokenizer").input))
+    assert dict(tokenizer.output_map) == {"input_ids": "_ids", "tokenized_ns": "_tokenized_ns"}
+
+
+def test_every_step_takes_at_least_the_ensembles_batch() -> None:
+    limit = config("ensemble").max_batch_size
+    assert limit >= 1
+    assert all(config(step.model_name).max_batch_size >= limit for step in config("ensemble").ensemble_scheduling.step)
+
+
+def test_what_answers_more_than_once_is_decoupled() -> None:
+    decoupled = {
+        model for model in ("tokenizer", "scheduler", "engine") if config(model).model_transaction_policy.decoupled
+    }
+    assert decoupled == {"scheduler", "engine"}
+
+
+def test_names_are_unique_and_flags_lead_to_outputs() -> None:
+    names = [tensor.name for tensor in schema.INPUTS]
+    assert len(names) == len(set(names))
+    outputs = {tensor.name for tensor in schema.OUTPUTS}
+    assert set(schema.OUTPUTS_OF_FLAG) == {
+        name for name in names if name.startswith("return_") and "logits" not in name
+    }
+    assert {name for group in schema.OUTPUTS_OF_FLAG.values() for name in group} <= outputs
+
+
+def test_every_sampling_input_is_a_sampling_parameter() -> None:
+    known = {field.name for field in fields(SamplingParams)}
+    assert {tensor.name for tensor in schema.SAMPLING_INPUTS} <= known
+    assert set(schema.ALIASES.values()) <= known
+
+
+def test_the_stamps_tensor_holds_every_stamp() -> None:
+    assert len(fields(Stamps)) == schema.STAMP_COUNT
+
+
+@pytest.mark.parametrize("tensors", [schema.INPUTS, schema.OUTPUTS])
+def test_the_readme_table_has_one_row_a_tensor(tensors: tuple[schema.PublicTensor, ...]) -> None:
+    lines = list(schema.markdown_table(tensors))
+    assert len(lines) == len(tensors) + 2
+    assert all(line.count("|") == 7 for line in lines)
