@@ -17,12 +17,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "loadtest"), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fakes.raw_grpc_server import RawGrpcConnection
 from fakes.timed_engine import Piece, response
 from tritandem_loadtest import RunConfig, run
+
+TIMED_ENGINE = Path(__file__).resolve().parents[2] / "tests" / "fakes" / "timed_engine.py"
 
 
 async def serve_at_once() -> None:
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
         asyncio.run(serve_at_once())
         return 0
     plan = json.dumps({"ttft_ms": 50, "ttft_spread_ms": 0, "gap_ms": 10, "gap_spread_ms": 0})
-    paced = [sys.executable, str(ROOT / "tests" / "fakes" / "timed_engine.py"), plan]
+    paced = [sys.executable, str(TIMED_ENGINE), plan]
     at_once = [sys.executable, __file__, "--serve-at-once"]
     common = {"duration_s": args.seconds, "grpc_client": args.grpc_client, "workload": "words"}
     closed = {"arrival": "closed", "users": 256, "processes": args.processes, "warmup_s": 1.0}

@@ -11,7 +11,8 @@ from typing import Any
 
 from .config import ARRIVALS, GRPC_CLIENTS, PROTOCOLS, WORKLOADS, LoadTestError, RunConfig, parse_slo
 from .dialects import DIALECTS
-from .runner import run
+from .report import Report
+from .runner import read_report, run
 
 EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, EXIT_INVALID = 0, 1, 2, 3
 _DEFAULTS = RunConfig()
@@ -37,11 +38,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     _add_flags(parser)
     parser.add_argument("--rps", type=float, default=_DEFAULTS.rps, help="requests a second (open loop)")
     parser.set_defaults(func=_run_command)
-    commands = parser.add_subparsers(title="more", metavar="[sweep]")
+    commands = parser.add_subparsers(title="more", metavar="[sweep|report]")
     sweep = commands.add_parser("sweep", help="find the highest rate that keeps the SLO")
     _add_flags(sweep)
     sweep.add_argument("--rps", type=_rates, required=True, help="rates to try in rising order, such as 1,2,4,8")
     sweep.set_defaults(func=_sweep_command)
+    again = commands.add_parser("report", help="compute a report again from the stamps of a finished run")
+    again.add_argument("directory", type=Path, help="--out of the run, or --stamps-dir of Locust")
+    again.set_defaults(func=_report_command)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +97,24 @@ def _run_command(args: argparse.Namespace) -> int:
     except LoadTestError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return EXIT_USAGE
+    return _show(report, Path(args.out_dir) if args.out_dir else None)
+
+
+def _report_command(args: argparse.Namespace) -> int:
+    try:
+        config = RunConfig.from_json((args.directory / "config.json").read_text(encoding="utf-8"))
+        report = read_report(config, sorted(args.directory.glob("stamps-*.jsonl")))
+    except (LoadTestError, OSError) as error:
+        print(f"loadtest report: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    report.write(args.directory)
+    return _show(report, args.directory)
+
+
+def _show(report: Report, directory: Path | None) -> int:
     print(report.table())
-    if args.out_dir:
-        print(f"report: {Path(args.out_dir) / 'report.html'}")
+    if directory is not None:
+        print(f"report: {directory / 'report.html'}")
     print(report.json_line())
     if not report.valid:
         return EXIT_INVALID

@@ -115,7 +115,7 @@ def draw_sweep(rows: Sequence[dict[str, Any]], directory: Path) -> Path:
     pyplot = _pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 3.8))
     rates = [row["rps"] for row in rows]
-    left.plot([0, max(rates)], [0, max(rates)], color=_GREY, linestyle=":", label="asked")
+    left.plot(rates, rates, color=_GREY, linestyle=":", label="asked")
     for axes, name, label, colour in (
         (left, "achieved_rps", "sent", _BLUE),
         (left, "goodput_rps", "within the SLO", _GREEN),
@@ -129,9 +129,12 @@ def draw_sweep(rows: Sequence[dict[str, Any]], directory: Path) -> Path:
             axes.plot([rps], [value], marker="o", color=colour, markerfacecolor=colour if met else "white")
     left.set_ylabel("requests/s")
     right.set_ylabel("milliseconds")
-    right.set_yscale("log")
     for axes in (left, right):
-        axes.set_xlabel("requests/s asked for")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(rates, [f"{rps:g}" for rps in rates])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("requests/s asked for (hollow: SLO missed or run invalid)")
         axes.legend()
     path = directory / "sweep.png"
     _save(figure, path)

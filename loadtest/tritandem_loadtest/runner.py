@@ -42,11 +42,11 @@ def run(config: RunConfig, progress: Progress | None = None) -> Report:
 
 
 def read_report(config: RunConfig, files: list[Path]) -> Report:
-    """The report of a run from its stamp files. Raises LoadTestError when they hold no process record."""
+    """The report of a run from its stamp files. Raises LoadTestError when a process left none, or an unfinished one."""
     lines = [record for path in files for record in read_lines(path)]
     requests = sorted((r for r in lines if isinstance(r, RequestRecord)), key=lambda r: r.intended_ns)
     processes = [r for r in lines if isinstance(r, ProcessRecord)]
-    if len(processes) < len(files):
+    if not files or len(processes) < len(files):
         raise LoadTestError("a load generator ended without writing its record")
     return Report(config, summarise(config, requests, processes), requests, processes)
 

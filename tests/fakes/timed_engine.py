@@ -1,8 +1,8 @@
 """A streaming server whose every token has a known time, in a process of its own: `python timed_engine.py JSON`.
 
-Speaks Triton's gRPC stream (twice: by grpcio and by a cheap server), `generate_stream` and OpenAI completions. Strict: anything but the tritandem dialect is
-answered with an error. Stamps when it really sent the first and last token, so that a test can tell a wrong figure
-of the load generator from a late timer of this fake. Prints its ports once it listens.
+Speaks Triton's gRPC stream (by grpcio and by a cheap server), `generate_stream` and OpenAI completions. Strict:
+anything but the tritandem dialect is an error. Stamps when it really sent the first and last token, so that a test
+can tell a wrong figure of the load generator from a late timer of this fake. Prints its addresses once it listens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import grpc
 from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "loadtest")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "loadtest"))
 
 from fakes.raw_grpc_server import RawGrpcConnection
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fakes.timed_engine import Plan
 
+TESTS = Path(__file__).resolve().parents[1]
 EngineUrls = dict[str, str]
 
 

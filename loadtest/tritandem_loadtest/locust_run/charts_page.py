@@ -18,17 +18,21 @@ const CHARTS = [
   ["Requests that ended, per second", [["completed", "completed", "#3a8f5c"], ["failed", "failed", "#c0392b"]]],
 ];
 const W = 560, H = 190, LEFT = 46, BOTTOM = 22, TOP = 8;
+function roundUp(v) {
+  const unit = 10 ** Math.floor(Math.log10(v));
+  return [1, 2, 4, 6, 8, 10].map(k => k * unit).find(edge => edge >= v);
+}
 const label = (x, y, anchor, text) =>
   `<text x="${x}" y="${y}" text-anchor="${anchor}" font-size="11" fill="#5b6470">${text}</text>`;
 const key = ([, name, colour]) => `<span class="key" style="color:${colour}">&#9632; ${name}</span>`;
 function chart(title, lines, rows) {
   const values = lines.flatMap(([name]) => rows.map(r => r[name])).filter(v => v !== null);
-  const top = (values.length ? Math.max(...values) : 0) * 1.1 || 1;
+  const top = roundUp(Math.max(...values, 1));
   const x = i => LEFT + (W - LEFT - 8) * (rows.length > 1 ? i / (rows.length - 1) : 0.5);
   const y = v => H - BOTTOM - (H - BOTTOM - TOP) * v / top;
   let svg = "";
   for (let k = 0; k <= 4; k++) {
-    const v = top * k / 4, digits = top < 20 ? 1 : 0;
+    const v = top * k / 4, digits = Number.isInteger(top / 4) ? 0 : 1;
     svg += `<line x1="${LEFT}" x2="${W - 8}" y1="${y(v)}" y2="${y(v)}" stroke="#e3e6ea"/>`;
     svg += label(LEFT - 6, y(v) + 4, "end", v.toFixed(digits));
   }

@@ -24,6 +24,7 @@ _log = logging.getLogger("tritandem_loadtest")
 _SHARD_MESSAGE = "tritandem_shard"
 _DEFAULT_USERS = 200
 _DRAIN_S = 60.0
+_SPAWN_NS = 1_000_000_000
 
 
 def _on_parser(parser: Any, **_: Any) -> None:
@@ -57,6 +58,7 @@ class Plug:
         hooks = environment.events
         hooks.test_start.add_listener(self._on_test_start)
         hooks.spawning_complete.add_listener(self._on_spawned)
+        hooks.test_stopping.add_listener(self._on_test_stopping)
         hooks.test_stop.add_listener(self._on_test_stop)
         if isinstance(runner, WorkerRunner):
             runner.register_message(_SHARD_MESSAGE, self._on_shard)
@@ -86,6 +88,9 @@ class Plug:
             gevent.spawn(runner.quit)
             return
         setattr(self._environment, SESSION_ATTRIBUTE, self._session)
+        if isinstance(runner, WorkerRunner):
+            # The master's word that all users are there comes seconds late: give them one second instead.
+            self._session.start(time.monotonic_ns() + _SPAWN_NS)
 
     def _new_session(self) -> LoadSession:
         parsed = self._environment.parsed_options
@@ -101,6 +106,10 @@ class Plug:
     def _on_spawned(self, **_: Any) -> None:
         if self._session is not None and not self._session.start_ns:
             self._session.start(time.monotonic_ns())
+
+    def _on_test_stopping(self, **_: Any) -> None:
+        if self._session is not None:
+            self._session.stop()
 
     def _on_test_stop(self, **_: Any) -> None:
         if self._session is not None:

@@ -51,6 +51,7 @@ class LoadSession:
         self.start_ns = 0
         self.failure = ""  # why the load generator itself cannot go on
         self._started = Event()
+        self._stopping = Event()
         self.taken = self.sent = self.done = self.failed = self.tokens = 0
         self._sampler: gevent.Greenlet | None = None
 
@@ -65,6 +66,12 @@ class LoadSession:
         self._sampler = gevent.spawn(self._sample_cpu)
         self._started.set()
 
+    def stop(self) -> None:
+        """Send nothing more: users that wait for their time give up at once, requests in flight go on."""
+        self._exhausted = True
+        self._stopping.set()
+        self._started.set()
+
     def run_next(self) -> RequestRecord | None:
         """Take the next arrival, wait for its time and send it; None when there is none left.
 
@@ -77,7 +84,9 @@ class LoadSession:
         self._started.wait()
         due_ns = self.start_ns + round(arrival.at_s * 1e9)
         intended_ns = time.monotonic_ns() if self._closed_loop else due_ns
-        sleep_until(intended_ns)
+        wait_until(intended_ns, self._stopping)
+        if self._stopping.is_set():
+            return None
         self.sent += 1
         exchange = self._transport.exchange(call, self.config.timeout_s)
         decoded = self._transport.decode(exchange)
@@ -140,7 +149,7 @@ class LoadSession:
             self._file.write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
 
     def _sample_cpu(self) -> None:
-        sleep_until(self.start_ns)
+        wait_until(self.start_ns, self._stopping)
         wall_ns, cpu_s = time.monotonic_ns(), time.process_time()
         while True:
             gevent.sleep(1.0)
@@ -149,10 +158,10 @@ class LoadSession:
             wall_ns, cpu_s = now_ns, now_cpu_s
 
 
-def sleep_until(when_ns: int) -> None:
-    """Sleep in the event loop, the last millisecond by yielding to it; returns at once for a time in the past."""
+def wait_until(when_ns: int, interrupt: Event) -> None:
+    """Wait in the event loop, the last millisecond by yielding to it; returns early when `interrupt` is set."""
     left_s = (when_ns - time.monotonic_ns()) / 1e9
     if left_s > _TIMER_SLACK_S:
-        gevent.sleep(left_s - _TIMER_SLACK_S)
-    while time.monotonic_ns() < when_ns:
+        interrupt.wait(left_s - _TIMER_SLACK_S)
+    while time.monotonic_ns() < when_ns and not interrupt.is_set():
         gevent.sleep(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from locust import User, task
 from locust.exception import StopUser
 
-from ..metrics import itl_per_chunk_ms, request_metrics_ms
+from ..metrics import METRICS, itl_per_chunk_ms, request_metrics_ms
 from ..stamps import COMPLETED, RequestRecord
 from .session import LoadSession
 
@@ -47,10 +47,7 @@ def log_to_locust(environment, record: RequestRecord) -> None:  # type: ignore[n
         return
     entries = environment.stats.entries
     for metric, value_ms in request_metrics_ms(record).items():
-        if metric != "e2e":
-            entries[(_ROWS[metric], "tokens")].log(value_ms, 0)
+        if metric != "e2e":  # that is the row of the request event
+            entries[(METRICS[metric], "tokens")].log(value_ms, 0)
     for gap_ms in itl_per_chunk_ms(record):
-        entries[("inter-chunk latency", "tokens")].log(gap_ms, 0)
-
-
-_ROWS = {"ttft": "time to first token", "second_token": "time to second token", "tpot": "time per output token"}
+        entries[(METRICS["itl_chunk"], "tokens")].log(gap_ms, 0)

@@ -13,7 +13,7 @@ from .live import SHOWN, LiveFigures
 
 _KEY = "token-latency"
 _LINK = (
-    '<a href="tokens" target="_blank" style="position:fixed;right:18px;bottom:18px;z-index:9999;padding:8px 14px;'
+    '<a href="tokens" target="_blank" style="position:fixed;right:18px;bottom:64px;z-index:9999;padding:8px 14px;'
     'border-radius:20px;background:#2f6db3;color:#fff;font:14px system-ui;text-decoration:none">Token charts</a>'
 )
 

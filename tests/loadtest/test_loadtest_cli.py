@@ -1,0 +1,70 @@
+"""The command line and the API around it: exit codes, the JSON line last, files, and no gevent in the caller."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tritandem_loadtest import LoadTestError, RunConfig, run
+from tritandem_loadtest.cli import EXIT_SLO_MISSED, EXIT_USAGE, main
+
+Engine = dict[str, str]
+SHORT = ["--rps", "20", "--duration", "0.5", "--output-tokens", "3", "--quiet"]
+
+
+def test_a_missed_slo_is_exit_code_1_and_the_report_is_on_disk(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["--url", engine["raw_grpc"], *SHORT, "--slo", "ttft=1ms,itl=10s", "--out", str(out)]
+    assert main(arguments) == EXIT_SLO_MISSED
+    *_, last = capsys.readouterr().out.splitlines()
+    summary = json.loads(last)
+    assert summary["slo"]["ttft"]["met"] is False
+    assert summary["slo"]["itl"]["met"] is True
+    assert summary["completed"] == 10
+    page = (out / "report.html").read_text()
+    assert "SLO time to first token" in page
+    assert page.count("data:image/png;base64,") == 3
+    assert "http://" not in page  # self-contained
+    for name in ("latency.png", "distribution.png", "throughput.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    # The same report again from the raw stamps alone.
+    assert main(["report", str(out)]) == EXIT_SLO_MISSED
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary
+
+
+def test_an_unreachable_server_fails_every_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", "127.0.0.1:1", *SHORT]) == EXIT_SLO_MISSED
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == {"UNREACHABLE": 10}
+
+
+def test_a_sweep_stops_after_the_first_rate_that_misses(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--url", engine["raw_grpc"], "--duration", "0.5", "--output-tokens", "2", "--quiet"]
+    assert main(["sweep", *common, "--rps", "10,20,40", "--slo", "ttft=1ms"]) == EXIT_SLO_MISSED
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["best_rps"] is None
+    assert [row["rps"] for row in result["rates"]] == [10.0]
+
+
+def test_a_setting_that_the_dialect_cannot_send_is_an_error_not_a_result(engine: Engine) -> None:
+    with pytest.raises(LoadTestError, match="top_q"):
+        run(RunConfig(url=engine["raw_grpc"], sampling={"top_q": 1}, duration_s=0.5))
+
+
+@pytest.mark.parametrize("flags", [["--rps", "-1"], ["--arrival", "trace"], ["--workload", "jsonl"]])
+def test_bad_values_are_named_before_anything_starts(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("loadtest: ")
+
+
+def test_importing_and_configuring_leaves_gevent_and_matplotlib_alone() -> None:
+    code = (
+        "import sys, tritandem_loadtest as t; t.RunConfig(); "
+        "print([m for m in ('gevent', 'locust', 'grpc', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
