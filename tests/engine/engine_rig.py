@@ -106,10 +106,10 @@ class Answer:
 class Rig:
     """A core, its outbox, and what came out of it."""
 
-    def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
+    def __init__(self, runner: Runner, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()) -> None:
         self.runner = runner
         self.outbox = Outbox()
-        self.core = EngineCore(runner, self.outbox, prefix_cache)
+        self.core = EngineCore(runner, self.outbox, prefix_cache, end_ids)
         self.answers: dict[int, Answer] = {}
 
     def add(self, *requests: EngineRequest) -> None:

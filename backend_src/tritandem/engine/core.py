@@ -36,11 +36,15 @@ class _Launched:
 
 
 class EngineCore:
-    def __init__(self, runner: Runner, outbox: Outbox, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, runner: Runner, outbox: Outbox, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()
+    ) -> None:
+        """`end_ids`: the model's end-of-sequence tokens, which a request may ask to ignore."""
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.pool = BlockPool(spec.num_blocks, prefix_cache)
         self.budget = Budget(spec.prefill_tokens_per_step, spec.block_tokens, RESERVE_BLOCKS)
+        self._end_ids = end_ids
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
         self._live: dict[int, SequenceState] = {}
@@ -169,9 +173,16 @@ class EngineCore:
         self._hit_tokens += cached_tokens
         request = sequence.request
         sequence.begin(slot, list(hits), cached_tokens)
-        outputs = sequence.prefill_ids[sequence.prompt_tokens :]
+        ignored = self._end_ids if request.sampling.ignore_eos else frozenset()
         self._changes.init(
-            SlotInit(slot, request.prompt_ids, request.sampling, request.stop_ids, request.bad_words, outputs)
+            SlotInit(
+                slot=slot,
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                stop_ids=tuple(token for token in request.stop_ids if token not in ignored),
+                bad_words=request.bad_words,
+                output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
+            )
         )
         self._changes.add_blocks(slot, 0, sequence.blocks)
         blocks = -(-candidate.tokens // self.spec.block_tokens) + admission.reserve_blocks
@@ -186,7 +197,7 @@ class EngineCore:
 
     def _step_launched(self, decision: Decision, step: StepPlan, launched_ns: int) -> None:
         self._changes.clear()
-        by_slot = {sequence.slot: sequence for sequence in self.running}
+        by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
         rows = []
         for chunk in step.prefill:
             sequence = by_slot[chunk.slot]
@@ -237,6 +248,7 @@ class EngineCore:
         """Hand new tokens to their sequences and end those that finished."""
         self._pace.note(result, launched.prefill_tokens)
         changed, ended = [], []
+        block_tokens = self.spec.block_tokens
         with self.outbox.lock:
             rows = zip(launched.rows, result.tokens.tolist(), result.finish.tolist(), strict=True)
             for row, (sequence, token, code) in enumerate(rows):
@@ -245,9 +257,10 @@ class EngineCore:
                 sequence.output_ids.append(token)
                 sequence.latest_token_ns = result.finished_ns
                 sequence.first_token_ns = sequence.first_token_ns or result.finished_ns
-                if sequence.request.sampling.logprobs is not None:
+                if not sequence.plain:
                     _keep_logprobs(sequence, result, row)
-                self._register_blocks(sequence)
+                if sequence.stored >= (sequence.registered_blocks + 1) * block_tokens:
+                    self._register_blocks(sequence)
                 changed.append(sequence)
                 if code:
                     ended.append((sequence, FinishCode(code)))
@@ -296,7 +309,7 @@ class EngineCore:
     # -- views ---------------------------------------------------------------------------------------
 
     def load(self) -> LoadSnapshot:
-        prefilling = [sequence.prefill_left for sequence in self.running if sequence.prefill_left]
+        prefilling = [s.prefill_tokens - s.stored for s in self.running if s.stored < s.prefill_tokens]
         spec = self.spec
         return LoadSnapshot(
             running=len(self.running) - len(prefilling),
@@ -329,15 +342,20 @@ class EngineCore:
 
 
 def _keep_logprobs(sequence: SequenceState, result: StepResult, row: int) -> None:
+    count = sequence.request.sampling.logprobs
+    if count is None:
+        return
     assert result.logprobs is not None
     sequence.logprobs.append(float(result.logprobs[row]))
-    count = sequence.request.sampling.logprobs
     if count and result.top_ids is not None and result.top_logprobs is not None:
         sequence.top.append((result.top_ids[row, :count], result.top_logprobs[row, :count]))
 
 
 def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
     """The least that serves every row which samples in a step."""
+    sequences = [sequence for sequence in sequences if not sequence.plain]
+    if not sequences:
+        return SamplingFeatures()
     sampling = [sequence.request.sampling for sequence in sequences]
     drawn = [s for s in sampling if not s.greedy]
     return SamplingFeatures(

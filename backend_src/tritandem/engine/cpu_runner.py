@@ -81,13 +81,14 @@ class CpuRunner:
         row_slots = [plan.prefill[index].slot for index in last] + list(plan.decode_slots)
         rows = torch.tensor(row_slots, dtype=torch.int64)
         logits = self._forward.logits(ids, positions, batch.query_starts[1:][sampling_rows].long() - 1, batch)
+        sampled = sample(logits, rows, slots, plan.features) if row_slots else None
+        # Rows change only once everything that may fail is done: a failed step can then be tried again.
         for chunk in plan.prefill:
             slots.length[chunk.slot] = chunk.start + len(chunk.ids)
         decoding = rows[len(last) :]
         slots.length[decoding] += (~slots.finished[decoding]).to(torch.int32)
-        if not row_slots:
+        if sampled is None:
             return _result(plan, launched_ns, rows, rows, rows)
-        sampled = sample(logits, rows, slots, plan.features)
         tokens, finish = slots.advance(rows, sampled.tokens, sampled.broken, plan.features.penalised)
         return _result(plan, launched_ns, rows, tokens, finish, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
 

@@ -31,6 +31,7 @@ class SequenceState:
     slot: int = NO_SLOT
     blocks: list[int] = field(default_factory=list)
     prefill_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # prompt, and output if resumed
+    prefill_tokens: int = 0  # length of prefill_ids
     stored: int = 0  # tokens whose K and V the launched steps store
     promised: int = 0  # output tokens that the launched steps sample
     output_ids: list[int] = field(default_factory=list)
@@ -45,7 +46,13 @@ class SequenceState:
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
+    plain: bool = field(init=False)  # greedy and nothing else; most are, and need no look at their parameters
     _hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        special = sampling.penalised or self.request.bad_words or sampling.logprobs is not None
+        self.plain = sampling.greedy and not special
 
     @property
     def seq_id(self) -> int:
@@ -62,31 +69,33 @@ class SequenceState:
     @property
     def prefill_left(self) -> int:
         """Tokens still to be prefilled; meaningful while the sequence holds a slot."""
-        return max(0, len(self.prefill_ids) - self.stored)
+        return max(0, self.prefill_tokens - self.stored)
 
     @property
     def decodable(self) -> bool:
         """The next launched step may decode it."""
-        return self.stored >= len(self.prefill_ids) and self.promised < self.output_budget
+        return self.stored >= self.prefill_tokens and self.promised < self.output_budget
 
-    def known_ids(self) -> Int32Array:
-        return np.concatenate((self.request.prompt_ids, np.asarray(self.output_ids, np.int32)))
+    def ids_between(self, start: int, end: int) -> Int32Array:
+        """Known tokens [start, end) of prompt and output."""
+        prompt = self.request.prompt_ids
+        outputs = self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+        return np.concatenate((prompt[start:end], np.asarray(outputs, np.int32)))
 
     def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
         """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
         if not self.prefill_start_ns:
             self.cached_tokens = cached_tokens
         self.slot, self.blocks = slot, blocks
-        self.prefill_ids = self.known_ids()
+        self.prefill_ids = self.ids_between(0, self.known_tokens)
+        self.prefill_tokens = len(self.prefill_ids)
         self.stored, self.promised = cached_tokens, len(self.output_ids)
         self.registered_blocks = 0
 
     def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
         """Names of the first `count` full blocks of the known tokens."""
-        missing = range(len(self._hashes), count)
-        if missing:
-            ids = self.known_ids()
-            for index in missing:
-                parent = self._hashes[-1] if self._hashes else ROOT_HASH
-                self._hashes.append(chain_hash(parent, ids[index * block_tokens : (index + 1) * block_tokens]))
+        for index in range(len(self._hashes), count):
+            parent = self._hashes[-1] if self._hashes else ROOT_HASH
+            ids = self.ids_between(index * block_tokens, (index + 1) * block_tokens)
+            self._hashes.append(chain_hash(parent, ids))
         return self._hashes[:count]

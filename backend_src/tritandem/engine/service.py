@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 class EngineService:
     """Starts its thread at once; `close` ends it and the runner."""
 
-    def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
+    def __init__(self, runner: Runner, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()) -> None:
         self.spec = runner.spec
         self._outbox = Outbox()
-        self._core = EngineCore(runner, self._outbox, prefix_cache)
+        self._core = EngineCore(runner, self._outbox, prefix_cache, end_ids)
         self._mail = threading.Condition()
         self._added: list[tuple[EngineRequest, int]] = []
         self._cancelled: list[int] = []
@@ -119,7 +119,8 @@ class EngineService:
                 log.exception("the engine's step failed")
                 core.fail_all(f"{type(error).__name__}: {error}")
             self._load = core.load()
-        core.cancel([*core.live_ids()])
+        self._read_mail()  # whatever was accepted gets its end
+        core.cancel(core.live_ids())
         core.runner.close()
 
     def _wait_for_work(self) -> bool:
@@ -142,17 +143,21 @@ class EngineService:
 
 def build_engine(model: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> EngineService:
     """Load a model and start its engine. Raises ConfigError with the reason."""
+    # Imported here: the service itself needs no torch.
+    from .cpu_threads import limit_threads
     from .model_loader import load_model, resolve_device
 
-    if resolve_device(config.device).type == "cuda":
+    on_cuda = resolve_device(config.device).type == "cuda"
+    if not on_cuda:
+        on_progress(f"computing with {limit_threads(config.threads)} threads")
+    loaded = load_model(model, config, on_progress)
+    runner: Runner
+    if on_cuda:
         from .cuda_runner import CudaRunner
 
-        return EngineService(
-            CudaRunner(load_model(model, config, on_progress), config, on_progress), config.prefix_cache
-        )
+        runner = CudaRunner(loaded, config, on_progress)
+    else:
+        from .cpu_runner import CpuRunner
 
-    from .cpu_runner import CpuRunner
-    from .cpu_threads import limit_threads
-
-    on_progress(f"computing with {limit_threads(config.threads)} threads")
-    return EngineService(CpuRunner(load_model(model, config, on_progress), config), config.prefix_cache)
+        runner = CpuRunner(loaded, config)
+    return EngineService(runner, config.prefix_cache, loaded.end_ids)
