@@ -34,6 +34,7 @@ from tritandem.contracts import (
 from tritandem.scheduler import SchedulerService, TextStreamsPort
 
 VOCABULARY = 32_000
+FIRST_TOKEN = 1000  # below it tokenizers keep special tokens, which are no text
 
 
 class PacedEngine:
@@ -85,7 +86,7 @@ class PacedEngine:
         return TokenBatch(
             seq_ids=seq_ids,
             token_counts=np.full(rows, new, dtype=np.int32),
-            tokens=np.tile(np.arange(made, due, dtype=np.int32) % VOCABULARY, rows),
+            tokens=np.tile((FIRST_TOKEN + np.arange(made, due, dtype=np.int32)) % VOCABULARY, rows),
             finish=np.full(rows, int(FinishCode.LENGTH if last else FinishCode.RUNNING), dtype=np.uint8),
             cached_tokens=np.zeros(rows, dtype=np.int32),
             stamps_ns=stamps,
