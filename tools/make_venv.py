@@ -19,12 +19,13 @@ TRIES = 3
 
 
 def main(folder):
-    refusal = refuse(sys.version_info[:2], sys.platform, os.uname().machine)
-    if refusal:
-        print(refusal, file=sys.stderr)
-        return 2
     python = os.path.join(folder, "bin", "python")
-    if usable_version(python) != "{}.{}".format(*sys.version_info):
+    # An environment that works is kept, whichever Python runs this; `make clean` makes room for another one.
+    if usable_version(python) not in SUPPORTED:
+        refusal = refuse(sys.version_info[:2], sys.platform, os.uname().machine)
+        if refusal:
+            print(refusal, file=sys.stderr)
+            return 2
         create(folder, python)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
     log = os.path.join(folder, "install.log")
@@ -51,18 +52,17 @@ def refuse(version, platform, machine):
 
 
 def works(name):
-    return usable_version(shutil.which(name) or "") is not None
+    return usable_version(shutil.which(name) or "") in SUPPORTED
 
 
 def usable_version(python):
-    """`major.minor` of an interpreter that starts; None of one that does not."""
+    """(major, minor) of an interpreter that starts; None of one that does not."""
     try:
-        said = subprocess.check_output(
-            [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], stderr=subprocess.DEVNULL
-        )
+        code = "import sys; print(*sys.version_info[:2])"
+        said = subprocess.check_output([python, "-c", code], stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return said.decode().strip()
+    return tuple(int(part) for part in said.split())
 
 
 def create(folder, python):
