@@ -32,7 +32,7 @@ async def serve_at_once() -> None:
     middle = response("blast", Piece(" word", 1, 300, None)).SerializeToString()
     last = response("blast", Piece(" word", 1, 300, [1] * 9)).SerializeToString()
 
-    async def handler(request: bytes) -> AsyncIterator[bytes]:
+    async def handler(request: bytes, received_ns: int) -> AsyncIterator[bytes]:
         for _ in range(127):
             yield middle
         yield last

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 
 from tritandem_loadtest.transport import hpack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
-Handler = Callable[[bytes], AsyncIterator[bytes]]
+Handler = Callable[[bytes, int], AsyncIterator[bytes]]
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
@@ -22,7 +23,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 class RawGrpcConnection(asyncio.Protocol):
-    """One client. `handler(request)` yields the serialized responses of one stream."""
+    """One client. `handler(request, received_ns)` yields the serialized responses of one stream."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -68,7 +69,8 @@ class RawGrpcConnection(asyncio.Protocol):
             if flags & 1:
                 body = self.bodies.pop(stream_id)
                 assert int.from_bytes(body[1:5], "big") == len(body) - 5
-                self.tasks[stream_id] = asyncio.get_running_loop().create_task(self.answer(stream_id, body[5:]))
+                answer = self.answer(stream_id, body[5:], time.monotonic_ns())
+                self.tasks[stream_id] = asyncio.get_running_loop().create_task(answer)
         elif kind == RST:
             task = self.tasks.pop(stream_id, None)
             if task is not None:
@@ -79,9 +81,9 @@ class RawGrpcConnection(asyncio.Protocol):
         else:
             assert kind == WINDOW, f"unexpected frame of kind {kind}"
 
-    async def answer(self, stream_id: int, request: bytes) -> None:
+    async def answer(self, stream_id: int, request: bytes, received_ns: int) -> None:
         self.transport.write(frame(HEADERS, 4, stream_id, hpack.encode([(":status", "200")])))
-        async for message in self.handler(request):
+        async for message in self.handler(request, received_ns):
             payload = b"\0" + struct.pack(">I", len(message)) + message
             self.transport.write(frame(DATA, 0, stream_id, payload))
         self.transport.write(frame(HEADERS, 5, stream_id, hpack.encode([("grpc-status", "0")])))

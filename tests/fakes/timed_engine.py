@@ -71,10 +71,10 @@ class Engine:
         self.plan = plan
         self.first_request_at: float | None = None
 
-    async def generate(self, number: int, prompt: str, max_tokens: int) -> AsyncIterator[Piece]:
+    async def generate(self, number: int, prompt: str, max_tokens: int, received_ns: int = 0) -> AsyncIterator[Piece]:
         """Raises RuntimeError with the public text when the prompt says `FAIL ...`."""
-        loop, received_ns = asyncio.get_running_loop(), time.monotonic_ns()
-        due = loop.time()
+        loop, received_ns = asyncio.get_running_loop(), received_ns or time.monotonic_ns()
+        due = received_ns / 1e9  # the loop's clock is the monotonic one
         if self.first_request_at is None:
             self.first_request_at = due
         if prompt.startswith("FAIL "):
@@ -135,10 +135,13 @@ def response(request_id: str, piece: Piece) -> pb.ModelStreamInferResponse:
     return message
 
 
-async def stream_infer(engine: Engine, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
+async def stream_infer(
+    engine: Engine, request: pb.ModelInferRequest, received_ns: int = 0
+) -> AsyncIterator[pb.ModelStreamInferResponse]:
     try:
         values = read_inputs(request)
-        async for piece in engine.generate(number_of(request.id), values["text_input"], values["max_tokens"]):
+        number, prompt = number_of(request.id), values["text_input"]
+        async for piece in engine.generate(number, prompt, values["max_tokens"], received_ns):
             yield response(request.id, piece)
     except RuntimeError as error:
         yield pb.ModelStreamInferResponse(error_message=str(error))
@@ -181,8 +184,8 @@ async def main(plan: Plan) -> None:
             async for message in stream_infer(engine, request):
                 await context.write(message)
 
-    async def raw_stream(request: bytes) -> AsyncIterator[bytes]:
-        async for message in stream_infer(engine, pb.ModelInferRequest.FromString(request)):
+    async def raw_stream(request: bytes, received_ns: int) -> AsyncIterator[bytes]:
+        async for message in stream_infer(engine, pb.ModelInferRequest.FromString(request), received_ns):
             yield message.SerializeToString()
 
     raw = await asyncio.get_running_loop().create_server(lambda: RawGrpcConnection(raw_stream), "127.0.0.1", 0)

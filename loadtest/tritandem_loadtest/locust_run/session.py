@@ -42,6 +42,7 @@ class LoadSession:
         self.config = config
         self._workload = Workload(config)
         self._transport: Transport = connect(config)
+        self._transport.open()
         self._arrivals: Iterator[Arrival] = arrivals.schedule(config, shard, shards)
         self._on_record = on_record
         self._file = out.open("w", encoding="utf-8") if out else None

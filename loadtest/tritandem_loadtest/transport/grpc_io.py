@@ -6,6 +6,7 @@ Must be created in a monkey-patched process: it switches grpcio to gevent's even
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import grpc
 import grpc.experimental.gevent
@@ -15,7 +16,7 @@ from ..dialects import Dialect
 from . import grpc_messages
 from .interface import Call, Decoded, Exchange
 
-_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE,)
+_CONNECT_S = 3.0
 
 
 class GrpcioTransport:
@@ -37,6 +38,11 @@ class GrpcioTransport:
         self._calls = [channel.unary_stream(grpc_messages.STREAM_PATH) for channel in self._channels]
         self._turn = 0
 
+    def open(self) -> None:
+        with suppress(grpc.FutureTimeoutError):
+            for channel in self._channels:
+                grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
+
     def exchange(self, call: Call, timeout_s: float) -> Exchange:
         body = grpc_messages.encode(call, self._dialect, self._model, self._ignore_eos)
         self._turn = (self._turn + 1) % len(self._calls)
@@ -48,7 +54,7 @@ class GrpcioTransport:
             text = error.details() or str(error.code())
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 result.outcome, text = stamps.TIMEOUT, f"no end after {timeout_s:g} s"
-            elif error.code() in _UNREACHABLE:
+            elif error.code() is grpc.StatusCode.UNAVAILABLE:
                 result.outcome = stamps.UNREACHABLE
             else:
                 result.outcome = stamps.outcome_of(text)

@@ -6,6 +6,7 @@ Owns a small pool of connections. Runs in the greenlets of one thread; needs no 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from urllib.parse import unquote
 
 from gevent.lock import BoundedSemaphore
@@ -27,6 +28,11 @@ class WireTransport:
         self._pool: list[Http2Connection | None] = [None] * connections
         self._turn = 0
         self._connecting = BoundedSemaphore()
+
+    def open(self) -> None:
+        with suppress(OSError):
+            for _ in self._pool:
+                self._next_connection()
 
     def exchange(self, call: Call, timeout_s: float) -> Exchange:
         body = grpc_messages.encode(call, self._dialect, self._model, self._ignore_eos)

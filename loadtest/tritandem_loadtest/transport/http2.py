@@ -83,12 +83,12 @@ class Http2Connection:
         self._unacknowledged = 0
         self._header_block = b""
         self._outgoing: list[bytes] = []
-        self._wake_writer = Event()
+        self._writing = False
         self._closed = ""  # why no new stream is possible
         settings = struct.pack(">HIHIHI", 2, 0, _INITIAL_WINDOW_ID, _WINDOW_BYTES, _MAX_FRAME_ID, 1 << 20)
         self._write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings))
         self._write(_frame(_WINDOW, 0, 0, struct.pack(">I", _WINDOW_BYTES - 65535)))
-        self._greenlets = [gevent.spawn(self._read_loop), gevent.spawn(self._write_loop)]
+        self._reader = gevent.spawn(self._read_loop)
 
     @property
     def usable(self) -> bool:
@@ -116,20 +116,24 @@ class Http2Connection:
                 ("grpc-timeout", f"{max(1, int(timeout_s * 1000))}m"),
             ]
         )
-        self._write(_frame(_HEADERS, _END_HEADERS, stream.stream_id, block))
+        head = _frame(_HEADERS, _END_HEADERS, stream.stream_id, block)
         data = b"\0" + struct.pack(">I", len(body)) + body
         at = 0
         while at < len(data) and not stream.done.is_set():
             room = min(self._send_window, stream.send_window, self._peer_max_frame, len(data) - at)
             if room <= 0:
+                self._write(head)
+                head = b""
                 stream.writable.clear()
                 if not stream.writable.wait(timeout_s):
                     self.cancel(stream)
                 continue
             last = _END_STREAM if at + room == len(data) else 0
-            self._write(_frame(_DATA, last, stream.stream_id, data[at : at + room]))
             self._send_window -= room
             stream.send_window -= room
+            # Headers and a short message leave in one segment.
+            self._write(head + _frame(_DATA, last, stream.stream_id, data[at : at + room]))
+            head = b""
             at += room
         return stream
 
@@ -141,7 +145,7 @@ class Http2Connection:
 
     def close(self) -> None:
         self._lose("closed")
-        gevent.killall(self._greenlets)
+        self._reader.kill()
 
     def _lose(self, why: str) -> None:
         self._closed = self._closed or why
@@ -150,21 +154,22 @@ class Http2Connection:
         self._streams.clear()
         self._socket.close()
 
-    # -- writing: frames are queued whole, so that two greenlets never interleave theirs -------------------------
+    # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _write(self, frame: bytes) -> None:
-        self._outgoing.append(frame)
-        self._wake_writer.set()
-
-    def _write_loop(self) -> None:
+    def _write(self, frames: bytes) -> None:
+        """Send now, or leave it to the greenlet that is sending: frames of two greenlets never interleave."""
+        self._outgoing.append(frames)
+        if self._writing:
+            return
+        self._writing = True
         try:
-            while True:
-                self._wake_writer.wait()
-                self._wake_writer.clear()
-                frames, self._outgoing = self._outgoing, []
-                self._socket.sendall(b"".join(frames))
+            while self._outgoing:
+                waiting, self._outgoing = self._outgoing, []
+                self._socket.sendall(b"".join(waiting))
         except OSError as error:
             self._lose(f"write failed: {error}")
+        finally:
+            self._writing = False
 
     # -- reading -------------------------------------------------------------------------------------------------
 

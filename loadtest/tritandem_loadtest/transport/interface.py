@@ -47,6 +47,9 @@ class Decoded:
 class Transport(Protocol):
     """One per process, shared by its greenlets."""
 
+    def open(self) -> None:
+        """Connect ahead of the run, so that no request pays for it. A missing server fails requests, not this."""
+
     def exchange(self, call: Call, timeout_s: float) -> Exchange:
         """Send and block the calling greenlet until the stream has ended. Never raises for a failed request."""
 

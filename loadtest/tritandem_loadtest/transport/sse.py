@@ -41,6 +41,9 @@ class SseTransport:
         self._endpoint = endpoint
         self._idle: list[http.client.HTTPConnection] = []
 
+    def open(self) -> None:
+        """Connections are made by the first requests: how many will be needed is not known here."""
+
     def exchange(self, call: Call, timeout_s: float) -> Exchange:
         path, body = self._endpoint.request(call)
         data = json.dumps(body).encode()
