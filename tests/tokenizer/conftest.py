@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 
 
-@lru_cache(maxsize=None)
+@cache
 def _subject(name: str) -> Subject:
     return subject(vocabulary_folder(name))
 

@@ -140,7 +140,9 @@ def test_an_overlong_chat_is_refused(tokenizer: TextTokenizer) -> None:
 
 
 def control(content: str, token: int, **flags: bool) -> AddedToken:
-    return AddedToken(token, content, True, **{**dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False), **flags})
+    return AddedToken(
+        token, content, True, **{**dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False), **flags}
+    )
 
 
 def test_a_token_cannot_be_completed_across_two_strings() -> None:

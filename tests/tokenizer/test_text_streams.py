@@ -168,9 +168,7 @@ def test_held_back_text_is_exactly_what_may_still_become_a_stop_word(text: str, 
         assert hit[1] == ends[0]
         assert hit[0] == min(ends[0] - len(word) for word in words if text[: ends[0]].endswith(word))
     else:
-        longest = max(
-            (size for word in words for size in range(1, len(word)) if text.endswith(word[:size])), default=0
-        )
+        longest = max((size for word in words for size in range(1, len(word)) if text.endswith(word[:size])), default=0)
         assert stop.held_back(text) == longest
 
 

@@ -1,0 +1,191 @@
+"""How long the tokenizer takes, beside `Tokenizer.encode` on the same texts in the same run.
+
+Run as `python loadtest/benchmarks/tokenizer.py [--rounds N] [--quick] [NAME ...]`. Every text is new to every engine:
+engines take turns on slices that none has seen. Ids are compared each time. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.tokenizer_texts import KINDS, Corpus
+from fuzz.tokenizer_claims import Subject, subject
+from fuzz.vocabularies import Unavailable, vocabulary_folder
+from tritandem.config import TokenizerConfig
+from tritandem.contracts import Int32Array
+from tritandem.tokenizer import load_tokenizer
+from tritandem.tokenizer.pieces import PieceEncoder
+from tritandem.tokenizer.placement import cores_given, use_own_threads_only
+
+SIZES = (1_000, 8_000, 32_000, 114_000)  # tokens
+NAMES = ("smollm2", "qwen2", "deepseek", "mistral")
+Engine = Callable[[str], Int32Array]
+
+
+@dataclass
+class Cell:
+    """One vocabulary, one kind of text, one size, one number of cores: milliseconds by engine."""
+
+    name: str
+    kind: str
+    tokens: int
+    cores: int
+    ms: dict[str, list[float]] = field(default_factory=dict)
+    mismatches: int = 0
+
+    def median(self, engine: str) -> float | None:
+        return statistics.median(self.ms[engine]) if self.ms.get(engine) else None
+
+    def ratio(self, engine: str) -> float | None:
+        """How many times faster than `Tokenizer.encode`: the median of the rounds' own ratios."""
+        pairs = zip(self.ms["encode"], self.ms.get(engine, []), strict=False)
+        ratios = [reference / other for reference, other in pairs]
+        return statistics.median(ratios) if ratios else None
+
+
+def engines_of(it: Subject, threads: int) -> dict[str, Engine]:
+    """The published reference first, then ours."""
+    tokenizer = it.source.new_tokenizer()
+    engines: dict[str, Engine] = {"encode": lambda text: np.array(tokenizer.encode(text).ids, np.int32)}
+    if it.fast is not None:
+        fast = it.fast
+        engines["fast"] = lambda text: fast.encode(text, True)
+    if it.rules is not None and it.affixes is not None:
+        pieces = PieceEncoder(it.whole, it.rules, it.affixes, TokenizerConfig().piece_chars, threads)
+        engines["slow path"] = lambda text: pieces.encode(text, True)
+    return engines
+
+
+def measure(it: Subject, cell: Cell, engines: dict[str, Engine], corpus: Corpus, rounds: int) -> None:
+    """`rounds` new texts, each through every engine in turn."""
+    chars = corpus.chars_for(cell.kind, cell.tokens, lambda text: len(it.whole.encode(text, False)))
+    for round_number in range(rounds + 1):
+        text = corpus.text(cell.kind, chars)
+        expected = None
+        order = list(engines.items())
+        for engine, encode in order:
+            begun = time.perf_counter()
+            try:
+                ids = encode(text)
+            except ValueError:
+                continue  # a loud refusal by the fast engine; a server then takes the slow path
+            took_ms = (time.perf_counter() - begun) * 1e3
+            expected = ids if expected is None else expected
+            cell.mismatches += not np.array_equal(ids, expected)
+            if round_number:  # the first round only warms up
+                cell.ms.setdefault(engine, []).append(took_ms)
+
+
+def show(cell: Cell) -> None:
+    parts = [f"{cell.name:9} {cell.kind:9} {cell.tokens // 1000:4}k {cell.cores:2}"]
+    for engine in ("encode", "fast", "slow path"):
+        median, ratio = cell.median(engine), cell.ratio(engine)
+        parts.append(f"{median:9.2f} ms {ratio:7.1f}x" if median is not None and ratio else f"{'-':>21}")
+    print(" | ".join([*parts, str(cell.mismatches)]), flush=True)
+
+
+def beside_long_texts(name: str, corpus: Corpus, rounds: int) -> dict[str, float]:
+    """Median ms of a 1k-token text alone, and of one that arrives while 114k-token texts are being encoded."""
+    found = {}
+    for path, config in (("fast", TokenizerConfig()), ("slow", TokenizerConfig(fast=False, prefix_cache=False))):
+        tokenizer = load_tokenizer(vocabulary_folder(name), config)
+        for case in ("alone", "beside"):
+            took = []
+            for _ in range(rounds):
+                long_texts = [corpus.text("prose", 480_000) for _ in range(2)] if case == "beside" else []
+                futures = [tokenizer.submit(text) for text in long_texts]
+                text = corpus.text("prose", 4_300)
+                begun = time.perf_counter()
+                tokenizer.encode(text)
+                took.append((time.perf_counter() - begun) * 1e3)
+                for future in futures:
+                    future.result()
+            found[f"{path}_1k_{case}_ms"] = round(statistics.median(took), 3)
+        tokenizer.close()
+    return found
+
+
+def detokenizing(it: Subject, corpus: Corpus) -> float:
+    """Microseconds a token: 256 sequences, one token each a push."""
+    ids = it.whole.encode(corpus.text("prose", 4_000), False)[:400]
+    states = [it.streams.open(ids[:0]) for _ in range(256)]
+    counts = np.ones(256, np.int32)
+    begun = time.perf_counter()
+    for token in ids:
+        it.streams.push(states, np.full(256, token, np.int32), counts)
+    return (time.perf_counter() - begun) * 1e6 / (len(ids) * 256)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"vocabularies (default: {' '.join(NAMES)})")
+    parser.add_argument("--rounds", type=int, default=7, help="new texts for each cell (default 7)")
+    parser.add_argument("--quick", action="store_true", help="only prose at 114k tokens")
+    options = parser.parse_args()
+    use_own_threads_only()
+    cores = sorted(os.sched_getaffinity(0))
+    kinds, sizes = (("prose",), SIZES[-1:]) if options.quick else (KINDS, SIZES)
+    corpus = Corpus(random.Random())
+    cells: list[Cell] = []
+    detok_us: dict[str, float] = {}
+    print("vocabulary kind     tokens cores | Tokenizer.encode | fast path | slow path | mismatches")
+    for name in options.names or NAMES:
+        try:
+            it = subject(vocabulary_folder(name))
+        except Unavailable as reason:
+            print(f"{name:9} skipped: {reason}")
+            continue
+        for given in (cores[:2], cores[:1]) if len(cores) > 1 else (cores,):
+            os.sched_setaffinity(0, given)
+            engines = engines_of(it, cores_given())
+            for kind in kinds:
+                for size in sizes:
+                    cell = Cell(name, kind, size, len(given))
+                    measure(it, cell, engines, corpus, options.rounds)
+                    show(cell)
+                    cells.append(cell)
+            os.sched_setaffinity(0, cores)
+        detok_us[name] = round(detokenizing(it, corpus), 3)
+        print(f"{name:9} detokenizing 256 sequences: {detok_us[name]} us a token", flush=True)
+    print(json.dumps(summary(cells, detok_us) | beside_long_texts("qwen2", corpus, options.rounds * 3)))
+    return 1 if any(cell.mismatches for cell in cells) or not cells else 0
+
+
+def summary(cells: list[Cell], detok_us: dict[str, float]) -> dict[str, object]:
+    """The medians over vocabularies for prose at 114k tokens, and all mismatches."""
+
+    def over(figure: Callable[[Cell], float | None], cores: int) -> float | None:
+        chosen = [cell for cell in cells if (cell.kind, cell.tokens, cell.cores) == ("prose", SIZES[-1], cores)]
+        values = [value for cell in chosen if (value := figure(cell)) is not None]
+        return round(statistics.median(values), 2) if values else None
+
+    most = max((cell.cores for cell in cells), default=1)
+    return {
+        "cores": most,
+        "ratio_114k": over(lambda cell: cell.ratio("fast"), most),
+        "ms_114k": over(lambda cell: cell.median("fast"), most),
+        "ms_114k_encode": over(lambda cell: cell.median("encode"), most),
+        "ratio_114k_slow_path": over(lambda cell: cell.ratio("slow path"), most),
+        "ms_114k_slow_path": over(lambda cell: cell.median("slow path"), most),
+        "ratio_114k_one_core": over(lambda cell: cell.ratio("fast"), 1),
+        "ratio_114k_slow_path_one_core": over(lambda cell: cell.ratio("slow path"), 1),
+        "detokenize_us_per_token": detok_us,
+        "mismatches": sum(cell.mismatches for cell in cells),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
