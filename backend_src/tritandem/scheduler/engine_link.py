@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
+STALE_STEPS = 64  # an engine's answer may be a little older than its newest stream message
 REOPEN_PAUSE_S = 0.02  # after a stream that ended without a message while sequences live
 
 
@@ -287,9 +288,9 @@ class EngineLink:
         return threading.Thread(target=self._read_loop, name=f"tritandem-read-{self.name}", daemon=True)
 
     def _heard(self, load: LoadSnapshot) -> None:
-        """Step counts only grow in the life of an engine: a smaller one is another engine under the same name."""
+        """Step counts grow in the life of an engine: a much smaller one is another engine under the same name."""
         self.last_heard_ns = self._clock()
-        if load.steps < self.load.steps:
+        if load.steps + STALE_STEPS < self.load.steps:
             raise EngineFailed("it was restarted")
         self.load = load
 

@@ -1,0 +1,139 @@
+"""Claims about settings, the snapshot and the public methods."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from fakes.engine_port import FakeEngine
+from fakes.scheduling import Start, request, wait_until
+from fakes.sinks import RecordingSink
+from tritandem.contracts import FinishCode, LoadSnapshot, Outcome, PriorityClass
+from tritandem.scheduler.core import DEADLINES_KEPT
+
+SMALL = LoadSnapshot(max_sequences=1, total_blocks=10, free_blocks=10, block_tokens=16)
+SLOW = LoadSnapshot(max_sequences=64, max_context_tokens=4096, decode_step_ns=10**9, prefill_token_ns=1000)
+
+
+def finish_all(engine: FakeEngine, sinks: list[RecordingSink]) -> None:
+    while not all(sink.ends for sink in sinks):
+        engine.emit([(seq_id, [1], FinishCode.LENGTH) for seq_id in engine.live_ids()])
+        wait_until(lambda: bool(engine.live_ids()) or all(sink.ends for sink in sinks))
+
+
+def test_the_default_deadline_holds_for_requests_without_one(start: Start) -> None:
+    engine, sink = FakeEngine(automatic=False), RecordingSink()
+    start([engine], default_deadline_s=0.03).service.submit(request(3), sink)
+    sink.wait_end()
+    assert sink.error is not None
+    assert sink.error.outcome is Outcome.EXPIRED
+
+
+def test_limits_follow_a_slow_engine_and_show_in_the_snapshot(start: Start) -> None:
+    engine = FakeEngine(automatic=False, load=SLOW)
+    running = start([engine])
+    engine.set_load(steps=100)
+    wait_until(lambda: running.service.snapshot().engines[0].limits.sequences in (8, 64))
+    sinks = [RecordingSink() for _ in range(20)]
+    for i, sink in enumerate(sinks):
+        running.service.submit(request(i + 1), sink)
+    engine.wait_live(20)
+    engine.emit([(engine.live_ids()[0], [1], FinishCode.RUNNING)])
+    wait_until(lambda: running.service.snapshot().engines[0].limits.sequences == 17)
+    finish_all(engine, sinks)
+
+
+def test_the_switch_keeps_the_limits_where_the_engine_put_them(start: Start) -> None:
+    engine, sink = FakeEngine(automatic=False, load=replace(SLOW, steps=100)), RecordingSink()
+    running = start([engine], dynamic_batch=False)
+    running.service.submit(request(3), sink)
+    [seq_id] = engine.wait_live(1)
+    engine.set_load(steps=1000)
+    engine.emit([(seq_id, [1], FinishCode.RUNNING)])
+    wait_until(lambda: running.service.snapshot().engines[0].limits.decided_at_step == 1000)
+    assert running.service.snapshot().engines[0].limits.sequences == 64
+    finish_all(engine, [sink])
+
+
+def test_the_snapshot_counts_what_waits_runs_and_has_ended(start: Start) -> None:
+    engine = FakeEngine(automatic=False, load=SMALL)
+    running = start([engine])
+    sinks = [RecordingSink() for _ in range(4)]
+    for i, sink in enumerate(sinks):
+        priority = PriorityClass.BATCH if i > 1 else PriorityClass.NORMAL
+        running.service.submit(request(i + 1, priority=priority), sink)
+    engine.wait_live(2)
+    wait_until(lambda: running.service.snapshot().waiting[PriorityClass.BATCH] == 2)
+    snapshot = running.service.snapshot()
+    assert (snapshot.running, snapshot.open_requests, snapshot.waiting_tokens) == (2, 4, 14)
+    assert snapshot.max_context_tokens == 160, "fewer KV blocks than context"
+    finish_all(engine, sinks)
+    wait_until(lambda: running.service.snapshot().open_requests == 0)
+    assert running.service.snapshot().outcomes == {Outcome.COMPLETED: 4}
+
+
+def test_stop_ends_all_requests_of_an_id_and_nobody_else(start: Start) -> None:
+    engine = FakeEngine(automatic=False)
+    running = start([engine])
+    twins, other = [RecordingSink(), RecordingSink()], RecordingSink()
+    for sink in twins:
+        running.service.submit(request(1, request_id="twin"), sink)
+    running.service.submit(request(2, request_id=""), other)
+    engine.wait_live(3)
+    assert not running.service.stop("nobody")
+    assert not running.service.stop("")
+    assert running.service.stop("twin")
+    for sink in twins:
+        sink.wait_end()
+    assert not other.ends
+    wait_until(lambda: len(engine.live_ids()) == 1)
+    finish_all(engine, [other])
+
+
+def test_deadlines_of_requests_that_ended_in_time_are_not_kept_for_ever(start: Start) -> None:
+    running = start([FakeEngine()], max_queued_requests=10_000)
+    core = running.service._core
+    far_ns = time.monotonic_ns() + 10**12
+    sinks = [RecordingSink() for _ in range(DEADLINES_KEPT + 200)]
+    for i, sink in enumerate(sinks):
+        running.service.submit(request(i + 1, max_tokens=1, deadline_ns=far_ns), sink)
+    for sink in sinks:
+        sink.wait_end(10.0)
+    wait_until(lambda: len(core._deadlines) < DEADLINES_KEPT)
+
+
+def test_a_damaged_book_is_found(start: Start) -> None:
+    running = start([FakeEngine()])
+    [book] = running.service._core._books.values()
+    book.committed_tokens += 1
+    with pytest.raises(AssertionError, match="committed tokens"):
+        running.service.check_integrity()
+    book.committed_tokens -= 1
+
+
+def test_an_observer_that_fails_does_no_harm(start: Start) -> None:
+    running, sink = start([FakeEngine()]), RecordingSink()
+    good, seen = running.observer.finished, []
+
+    def broken(record: object) -> None:
+        seen.append(record)
+        good(record)  # type: ignore[arg-type]
+        raise RuntimeError("metrics are down")
+
+    running.observer.finished = broken  # type: ignore[method-assign]
+    running.service.submit(request(3), sink)
+    sink.wait_end()
+    wait_until(lambda: len(seen) == 1)
+
+
+def test_messages_without_rows_carry_only_load(start: Start) -> None:
+    engine, sink = FakeEngine(automatic=False), RecordingSink()
+    running = start([engine])
+    running.service.submit(request(3), sink)
+    [seq_id] = engine.wait_live(1)
+    engine.set_load(steps=77)
+    engine.emit([])
+    wait_until(lambda: running.service.snapshot().engines[0].load.steps == 77)
+    engine.emit([(seq_id, [1], FinishCode.LENGTH)])
+    sink.wait_end()
