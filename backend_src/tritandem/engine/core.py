@@ -1,6 +1,6 @@
 """The engine's core: carries out the batcher's decisions and applies what the runner found.
 
-Owns sequences, KV blocks and slot numbers. One thread calls everything here. A round is plan -> launch ->
+Owns the sequences; where they live is `residency.py`'s. One thread calls everything here. A round is plan -> launch ->
 collect -> apply; with launch-ahead, results come some rounds after their launch. Knows nothing about
 mailboxes, text or the device.
 """
@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
 from . import batcher
-from .batcher import Admission, BatchState, Budget, Candidate, Decision
-from .kv_blocks import BlockPool
+from .batcher import BatchState, Budget, Decision
 from .outbox import Outbox
 from .pace import Pace
-from .row_changes import RowChanges
+from .residency import Residency
 from .sequence import NO_SLOT, SequenceState
 from .slots import output_budget
-from .step import PrefillChunk, Runner, SamplingFeatures, SlotInit, StepFailed, StepPlan, StepResult
+from .step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult
 from .validation import validate
 
 RESERVE_BLOCKS = 8
@@ -42,20 +41,17 @@ class EngineCore:
         """`end_ids`: the model's end-of-sequence tokens, which a request may ask to ignore."""
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
-        self.pool = BlockPool(spec.num_blocks, prefix_cache)
+        self.residency = Residency(spec, prefix_cache, end_ids)
         self.budget = Budget(spec.prefill_tokens_per_step, spec.block_tokens, RESERVE_BLOCKS)
-        self._end_ids = end_ids
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
         self._live: dict[int, SequenceState] = {}
         self._in_flight: deque[_Launched] = deque()
-        self._changes = RowChanges()
-        self._free_slots = list(range(spec.num_slots - 1, -1, -1))
         self._suspects: deque[SequenceState] = deque()  # of a failed step; tried again one by one
         self._waiting_tokens = 0
         self._pace = Pace()
         self._arrivals = self._steps = self._preemptions = 0
-        self._hit_tokens = self._prompt_tokens = self._output_tokens = 0
+        self._prompt_tokens = self._output_tokens = 0
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -116,34 +112,25 @@ class EngineCore:
         return True
 
     def _batch_state(self) -> BatchState:
-        in_flight = bool(self._in_flight)
+        in_flight, free_blocks = bool(self._in_flight), self.residency.pool.free_blocks
         while self._suspects:
             suspect = self._suspects[0]
             if suspect.prefill_left or suspect.decodable:
-                return BatchState([suspect], (), self.pool.free_blocks, 0, in_flight)
+                return BatchState([suspect], (), free_blocks, 0, in_flight)
             self._suspects.popleft()
-        return BatchState(self.running, self._candidates(), self.pool.free_blocks, len(self._free_slots), in_flight)
-
-    def _candidates(self) -> Iterator[Candidate]:
-        """Evaluated only as far as the batcher looks."""
-        for sequence in self.waiting:
-            tokens, block_tokens = sequence.known_tokens, self.spec.block_tokens
-            hits: list[int] = []
-            if self.pool.prefix_cache:
-                # The last token is always computed: its logits are needed.
-                hits = self.pool.lookup(sequence.block_hashes(block_tokens, (tokens - 1) // block_tokens))
-            blocks = -(-tokens // block_tokens)
-            needed = blocks - len(hits) + self.pool.unreferenced(hits)
-            yield Candidate(sequence, tokens, hits, needed)
+        candidates = self.residency.candidates(self.waiting)
+        return BatchState(self.running, candidates, free_blocks, self.residency.free_slots, in_flight)
 
     def _build(self, decision: Decision) -> StepPlan | None:
         """Take blocks and slots for a decision and describe the step; None when it has no work."""
-        for admission in decision.admit:  # before any allocation, which might evict what was found
-            self.pool.share(admission.candidate.cached_blocks)
-        for sequence, count in decision.grow:
-            self._add_blocks(sequence, count)
+        self.residency.take(decision.grow, decision.admit)
         chunks = list(decision.prefill)
-        chunks += [(self._admit(admission), admission.chunk_tokens) for admission in decision.admit]
+        for admission in decision.admit:
+            sequence = self.waiting.popleft()
+            assert sequence is admission.candidate.sequence
+            self._waiting_tokens -= sequence.known_tokens
+            self.running.append(sequence)
+            chunks.append((sequence, admission.chunk_tokens))
         if not chunks and not decision.decode:
             return None
         prefill = [
@@ -152,51 +139,20 @@ class EngineCore:
         ]
         sampling = [s for s, count in chunks if count == s.prefill_left] + list(decision.decode)
         self._steps += 1
+        changes = self.residency.changes
         return StepPlan(
             step_id=self._steps,
-            releases=tuple(self._changes.releases),
-            inits=tuple(self._changes.inits.values()),
-            block_updates=self._changes.block_updates(),
+            releases=tuple(changes.releases),
+            inits=tuple(changes.inits.values()),
+            block_updates=changes.block_updates(),
             prefill=prefill,
             decode_slots=[s.slot for s in decision.decode],
             max_context_tokens=max((s.stored + 1 for s in decision.decode), default=0),
             features=features_of(sampling),
         )
 
-    def _admit(self, admission: Admission) -> SequenceState:
-        candidate = admission.candidate
-        sequence, hits = candidate.sequence, candidate.cached_blocks
-        assert self.waiting.popleft() is sequence
-        self._waiting_tokens -= sequence.known_tokens
-        slot = self._free_slots.pop()
-        cached_tokens = len(hits) * self.spec.block_tokens
-        self._hit_tokens += cached_tokens
-        request = sequence.request
-        sequence.begin(slot, list(hits), cached_tokens)
-        ignored = self._end_ids if request.sampling.ignore_eos else frozenset()
-        self._changes.init(
-            SlotInit(
-                slot=slot,
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                stop_ids=tuple(token for token in request.stop_ids if token not in ignored),
-                bad_words=request.bad_words,
-                output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
-            )
-        )
-        self._changes.add_blocks(slot, 0, sequence.blocks)
-        blocks = -(-candidate.tokens // self.spec.block_tokens) + admission.reserve_blocks
-        self._add_blocks(sequence, blocks - len(hits))
-        self.running.append(sequence)
-        return sequence
-
-    def _add_blocks(self, sequence: SequenceState, count: int) -> None:
-        blocks = self.pool.allocate(count)
-        self._changes.add_blocks(sequence.slot, len(sequence.blocks), blocks)
-        sequence.blocks.extend(blocks)
-
     def _step_launched(self, decision: Decision, step: StepPlan, launched_ns: int) -> None:
-        self._changes.clear()
+        self.residency.changes.clear()
         by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
         rows = []
         for chunk in step.prefill:
@@ -206,7 +162,7 @@ class EngineCore:
             if chunk.last:
                 sequence.promised += 1
                 rows.append(sequence)
-            self._register_blocks(sequence)
+            self.residency.register_blocks(sequence)
         for sequence in decision.decode:
             sequence.stored += 1
             sequence.promised += 1
@@ -214,15 +170,6 @@ class EngineCore:
         self._in_flight.append(_Launched(rows, sum(len(chunk.ids) for chunk in step.prefill)))
         if self._suspects:
             self._suspects.popleft()
-
-    def _register_blocks(self, sequence: SequenceState) -> None:
-        """Let others share the full blocks whose content is known and whose writing was launched."""
-        full = min(sequence.stored, sequence.known_tokens) // self.spec.block_tokens
-        if self.pool.prefix_cache and full > sequence.registered_blocks:
-            hashes = sequence.block_hashes(self.spec.block_tokens, full)
-            for index in range(sequence.registered_blocks, full):
-                self.pool.register(sequence.blocks[index], hashes[index])
-            sequence.registered_blocks = full
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Give way: blocks and slot go back, the sequence waits at the head of the line with its output."""
@@ -260,7 +207,7 @@ class EngineCore:
                 if not sequence.plain:
                     _keep_logprobs(sequence, result, row)
                 if sequence.stored >= (sequence.registered_blocks + 1) * block_tokens:
-                    self._register_blocks(sequence)
+                    self.residency.register_blocks(sequence)
                 changed.append(sequence)
                 if code:
                     ended.append((sequence, FinishCode(code)))
@@ -287,14 +234,10 @@ class EngineCore:
             self._release(sequence)
 
     def _release(self, sequence: SequenceState) -> None:
-        """Blocks may be reused by the next launch: steps already launched run before it."""
-        self.pool.free(sequence.blocks)
-        self._changes.release(sequence.slot)
-        self._free_slots.append(sequence.slot)
+        self.residency.release(sequence)
         self.running.remove(sequence)
         if sequence in self._suspects:
             self._suspects.remove(sequence)
-        sequence.blocks, sequence.slot = [], NO_SLOT
 
     def _step_failed(self, step: StepPlan, error: Exception) -> None:
         """The step did not happen. A single concerned sequence fails; several are tried again one by one."""
@@ -315,8 +258,8 @@ class EngineCore:
             running=len(self.running) - len(prefilling),
             waiting=len(self.waiting) + len(prefilling),
             waiting_tokens=self._waiting_tokens + sum(prefilling),
-            free_blocks=self.pool.free_blocks,
-            total_blocks=self.pool.total_blocks,
+            free_blocks=self.residency.pool.free_blocks,
+            total_blocks=self.residency.pool.total_blocks,
             block_tokens=spec.block_tokens,
             max_sequences=spec.num_slots,
             max_context_tokens=spec.max_context_tokens,
@@ -324,18 +267,14 @@ class EngineCore:
             prefill_token_ns=self._pace.prefill_token_ns,
             steps=self._steps,
             preemptions=self._preemptions,
-            prefix_hit_tokens=self._hit_tokens,
+            prefix_hit_tokens=self.residency.hit_tokens,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
         )
 
     def check_integrity(self) -> None:
-        """Slots and blocks are each in one place. Raises AssertionError."""
-        self.pool.check_integrity()
-        slots = [sequence.slot for sequence in self.running]
-        assert sorted(slots + self._free_slots) == list(range(self.spec.num_slots)), "a slot was lost"
-        held = {block for sequence in self.running for block in sequence.blocks}
-        assert len(held) == self.pool.total_blocks - self.pool.free_blocks, "a block has no owner"
+        """Sequences, slots and blocks are each in one place. Raises AssertionError."""
+        self.residency.check_integrity(self.running)
         assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert set(self._live.values()) == {*self.running, *self.waiting}, "a sequence was lost"
         assert self._waiting_tokens == sum(s.known_tokens for s in self.waiting), "waiting tokens are miscounted"
