@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -18,24 +20,44 @@ def loaded(url: str, rps: float, duration_s: float, **more: object) -> Report:
     return run(RunConfig(url=url, rps=rps, **settings))  # type: ignore[arg-type]
 
 
-def assert_close(reported: float, injected: float, what: str) -> None:
-    allowed = max(2.0, 0.02 * injected)
+def assert_close(reported: float, injected: float, what: str, timer_ms: float = 0.0) -> None:
+    allowed = max(2.0, 0.02 * injected) + timer_ms
     assert abs(reported - injected) <= allowed, f"{what}: reported {reported:.2f} ms, injected {injected:.2f} ms"
 
 
-def skip_if_the_host_is_too_busy(report: Report) -> None:
-    """The engine's own timers are the measure: they fire within 1 ms on a host that has a core left for them."""
-    plan = Plan()
-    late_ms = percentile(sorted(r.server["prefill"] - plan.ttft(r.index) for r in report.records), 90)
-    if late_ms > 2.0:
-        pytest.skip(f"no core is free here: one in ten of the engine's own timers fired {late_ms:.1f} ms late or more")
+class HostProbe:
+    """A thread of the test that sleeps 5 ms again and again: when its own wake-ups are late, so are everybody's."""
+
+    def __enter__(self) -> HostProbe:
+        self._stop = threading.Event()
+        self._late_ms: list[float] = []
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._stop.wait(0.005):
+            now = time.monotonic()
+            self._late_ms.append((now - began - 0.005) * 1e3)
+            began = now
+
+    def skip_if_busy(self) -> None:
+        late_ms = percentile(sorted(self._late_ms), 95)
+        if late_ms > 0.8:
+            pytest.skip(f"no core is free on this host: a sleeping thread woke {late_ms:.1f} ms late (p95)")
 
 
 @pytest.mark.parametrize(("rps", "duration_s"), [(8, 4.0), (50, 3.0), (200, 2.0)])
 def test_every_percentile_is_the_injected_one(engine: Engine, rps: float, duration_s: float) -> None:
-    report = loaded(engine["raw_grpc"], rps, duration_s)
+    with HostProbe() as host:
+        report = loaded(engine["raw_grpc"], rps, duration_s)
     assert report.summary["completed"] == report.summary["requests"] == int(rps * duration_s)
-    skip_if_the_host_is_too_busy(report)
+    host.skip_if_busy()
     assert report.valid, report.reasons
     # The engine's stamps say when its timers really fired: `prefill` is receipt to first token, `decode` first to last.
     ttft = sorted(r.server["prefill"] for r in report.records)
@@ -44,12 +66,12 @@ def test_every_percentile_is_the_injected_one(engine: Engine, rps: float, durati
     for p in PERCENTILES:
         for name, injected in (("ttft", ttft), ("e2e", e2e), ("tpot", tpot)):
             assert_close(report.summary[f"{name}_ms_p{p}"], percentile(injected, p), f"{name} p{p} at {rps}/s")
-    # Independent of the stamps: the plan alone predicts the medians.
+    # Independent of the stamps, the plan predicts the medians; the engine's timers have a granularity of a millisecond.
     plan, numbers = Plan(), range(len(report.records))
-    gap_p50 = percentile(sorted(map(plan.gap, numbers)), 50)
-    assert_close(report.summary["ttft_ms_p50"], percentile(sorted(map(plan.ttft, numbers)), 50), "ttft p50")
-    assert_close(report.summary["itl_ms_p50"], gap_p50, "itl p50")
-    assert_close(report.summary["second_token_ms_p50"], gap_p50, "second token p50")
+    ttft_p50, gap_p50 = (percentile(sorted(map(of, numbers)), 50) for of in (plan.ttft, plan.gap))
+    assert_close(report.summary["ttft_ms_p50"], ttft_p50, "ttft p50", timer_ms=1.5)
+    assert_close(report.summary["itl_ms_p50"], gap_p50, "itl p50", timer_ms=1.5)
+    assert_close(report.summary["second_token_ms_p50"], gap_p50, "second token p50", timer_ms=1.5)
 
 
 def test_a_stall_of_three_seconds_is_in_the_tail(start_engine: Callable[[Plan], Engine]) -> None:
@@ -62,7 +84,7 @@ def test_a_stall_of_three_seconds_is_in_the_tail(start_engine: Callable[[Plan], 
 
 
 def test_too_few_users_make_the_run_invalid_with_that_reason(engine: Engine) -> None:
-    report = loaded(engine["raw_grpc"], 40, 2.0, users=2)
+    report = loaded(engine["raw_grpc"], 30, 1.0, users=2)
     assert not report.valid
     assert "too few users" in report.reasons[0]
     assert report.summary["missed_schedule_rate"] > 0.5
