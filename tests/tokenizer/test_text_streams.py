@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 from tritandem.contracts import Int32Array
 from tritandem.tokenizer import TextStreams, TextTokenizer
+from tritandem.tokenizer.cleaned_text import last_safe_space
+from tritandem.tokenizer.source import read_source
 from tritandem.tokenizer.stop_words import StopWords
 from tritandem.tokenizer.token_text import WindowText
 
@@ -170,6 +175,24 @@ def test_held_back_text_is_exactly_what_may_still_become_a_stop_word(text: str, 
     else:
         longest = max((size for word in words for size in range(1, len(word)) if text.endswith(word[:size])), default=0)
         assert stop.held_back(text) == longest
+
+
+@given(text=st.text(" .'nt,sve?", max_size=30), at=st.integers(0, 30))
+def test_cleaning_on_both_sides_of_a_safe_space_is_cleaning_the_whole(text: str, at: int) -> None:
+    at = last_safe_space(text[:at])
+    assert clean(text[:at]) + clean(text[at:]) == clean(text)
+
+
+def clean(text: str) -> str:
+    return PreTrainedTokenizerBase.clean_up_tokenization(None, text)  # it uses nothing of the tokenizer
+
+
+def test_a_tokenizer_that_cleans_spaces_streams_cleaned_text(smollm2_folder: Path) -> None:
+    source = read_source(smollm2_folder)
+    streams = TextStreams(replace(source, clean_up_spaces=True))
+    text = "It is n't so , he 's sure . Do n't 've ' quotes ' we 're ? yes !"
+    ids = source.new_tokenizer().encode(text).ids
+    assert streamed(streams, ids) == clean(text) != text
 
 
 def test_a_batch_costs_at_most_a_few_microseconds_a_token(tokenizer: TextTokenizer) -> None:

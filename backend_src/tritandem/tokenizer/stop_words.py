@@ -17,6 +17,7 @@ class StopWords:
         self._words = words
         self._any_re = re.compile("|".join(map(re.escape, words)))
         self._beginnings = frozenset(word[:length] for word in words for length in range(1, len(word)))
+        self._last_chars = frozenset(beginning[-1] for beginning in self._beginnings)
         self._longest = max(map(len, words))
 
     def find(self, text: str) -> tuple[int, int] | None:
@@ -29,6 +30,8 @@ class StopWords:
 
     def held_back(self, text: str) -> int:
         """How many last characters of `text`, which holds no stop word, may be the beginning of one."""
+        if text[-1:] not in self._last_chars:
+            return 0  # nearly always: this runs for every token
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start:] in self._beginnings:
                 return len(text) - start

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..contracts import Int32Array
+from .cleaned_text import CleanedText
 from .source import TokenizerSource
 from .stop_words import StopWords, stop_words
 from .token_text import Undecoded, token_text
@@ -43,6 +44,8 @@ class TextStreams:
 
     def __init__(self, source: TokenizerSource) -> None:
         self._text = token_text(source)
+        if source.clean_up_spaces:
+            self._text = CleanedText(self._text, source.renderer.clean_up_tokenization)
 
     def open(self, prompt_ids: Int32Array, words: tuple[str, ...] = ()) -> TextState:
         """Begin a sequence that continues `prompt_ids` (int32 [n]) and ends at any of `words`."""

@@ -24,6 +24,7 @@ class Undecoded(NamedTuple):
     at_start: bool = True  # nothing has been decoded yet
     ids: tuple[int, ...] = ()
     settled: int = 0  # ids[:settled] have been emitted, kept as context for the rest
+    uncleaned: str = ""  # decoded, its white space not settled (CleanedText only)
 
 
 class TokenText(Protocol):
@@ -40,7 +41,7 @@ class TokenText(Protocol):
 
 
 def token_text(source: TokenizerSource) -> TokenText:
-    """The decoder for a tokenizer: a table where its rules are known."""
+    """The decoder for a tokenizer, without any cleaning: a table where its rules are known."""
     kinds = _decoder_kinds(source.spec["decoder"])
     if kinds == ["ByteLevel"]:
         return ByteLevelText(_spellings(source))
@@ -64,6 +65,7 @@ class ByteLevelText:
         byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
         self._bytes = [_bytes_of(spelling, byte_of) for spelling in spellings]
         self._texts = [_decoded_or_none(raw) for raw in self._bytes]
+        self._text_of = self._texts.__getitem__
 
     def open(self, prompt_ids: Sequence[int]) -> Undecoded:
         tail = b"".join(self._raw(token) for token in prompt_ids[-32:])
@@ -72,7 +74,7 @@ class ByteLevelText:
     def decode(self, state: Undecoded, ids: Sequence[int]) -> tuple[str, Undecoded]:
         if not state.pending:
             try:
-                return "".join([self._texts[token] for token in ids]), state  # type: ignore[misc]
+                return "".join(map(self._text_of, ids)), state  # type: ignore[arg-type]
             except (TypeError, IndexError):
                 pass  # a token that ends inside a character, or an id without a text
         raw = state.pending + b"".join([self._raw(token) for token in ids])
@@ -99,6 +101,7 @@ class ByteFallbackText:
         self._texts = [
             None if raw else spelling.replace("▁", " ") for spelling, raw in zip(spellings, self._bytes, strict=True)
         ]
+        self._text_of = self._texts.__getitem__
 
     def open(self, prompt_ids: Sequence[int]) -> Undecoded:
         state = Undecoded()
@@ -110,7 +113,7 @@ class ByteFallbackText:
     def decode(self, state: Undecoded, ids: Sequence[int]) -> tuple[str, Undecoded]:
         if not state.pending and not state.at_start:
             try:
-                return "".join([self._texts[token] for token in ids]), state  # type: ignore[misc]
+                return "".join(map(self._text_of, ids)), state  # type: ignore[arg-type]
             except (TypeError, IndexError):
                 pass  # a byte token, or an id without a text
         out, pending = "", state.pending
