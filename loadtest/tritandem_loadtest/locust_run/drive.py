@@ -33,7 +33,8 @@ def main(argv: list[str]) -> int:
         return 2
     environment = Environment(user_classes=[StreamUser], host=config.url)
     setattr(environment, SESSION_ATTRIBUTE, session)
-    logging.getLogger("locust.runners").setLevel(logging.ERROR)  # it warns of users that all start at once
+    # Locust warns of users that all start at once, and again when it stops users that have ended by themselves.
+    logging.getLogger("locust.runners").setLevel(logging.CRITICAL)
     runner = environment.create_local_runner()
     users = max(1, config.user_count // shards)
     runner.start(users, spawn_rate=users)

@@ -1,0 +1,107 @@
+"""Inside Locust: its page and files show token-level figures, and workers' figures add up to one process's."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritandem_loadtest.locust_run.live import Histogram, LiveFigures
+from tritandem_loadtest.metrics import percentile
+from tritandem_loadtest.stamps import RequestRecord
+
+Engine = dict[str, str]
+LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtest" / "locustfile.py"
+MS = 1_000_000
+
+
+def record(index: int) -> RequestRecord:
+    arrived = [(20 + index % 7) * MS + i * (5 + index % 3) * MS for i in range(4)]
+    return RequestRecord(index, 0, 0, arrived[-1], arrived, [1, 2, 1, 1])
+
+
+def test_histogram_percentiles_are_within_one_per_cent() -> None:
+    values = [0.37 * 1.013**i for i in range(800)]
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    for p in (1, 50, 90, 99, 100):
+        exact = percentile(values, p)
+        assert exact * 0.999 <= histogram.percentile(p) <= exact * 1.011
+
+
+def test_workers_that_report_twice_add_up_to_one_process_that_saw_all() -> None:
+    alone, master, workers = LiveFigures(), LiveFigures(), [LiveFigures(), LiveFigures()]
+    for index in range(60):
+        alone.take(record(index))
+        workers[index % 2].take(record(index))
+        if index in (20, 59):
+            for worker in workers:
+                master.merge(json.loads(json.dumps(worker.drain())))  # bucket numbers travel as text
+    alone.close_second()
+    master.close_second()
+    assert master.table() == alone.table()
+    assert (master.outcomes, master.output_tokens, master.rows) == (alone.outcomes, alone.output_tokens, alone.rows)
+    assert master.output_tokens == 60 * 5
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def wait_for(url: str, wanted: str, patience_s: float = 30.0) -> str:
+    give_up_at = time.monotonic() + patience_s
+    while time.monotonic() < give_up_at:
+        try:
+            text = fetch(url)
+        except urllib.error.URLError:
+            text = ""
+        if wanted in text:
+            return text
+        time.sleep(0.1)
+    raise AssertionError(f"{url} did not say {wanted!r}")
+
+
+def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_code(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["-f", str(LOCUSTFILE), "--host", engine["raw_grpc"], "--rps", "20", "--output-tokens", "4"]
+    flags += ["--autostart", "--autoquit", "0", "--run-time", "4s", "--web-port", str(port), "--only-summary"]
+    flags += ["--csv", str(tmp_path / "run"), "--stamps-dir", str(tmp_path / "stamps"), "--slo", "ttft=1ms"]
+    command = [sys.executable, "-m", "locust", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        page = f"http://127.0.0.1:{port}"
+        assert "Token charts" in wait_for(page + "/", "Token charts")
+        seen: dict[str, Any] = json.loads(wait_for(page + "/tokens/data", '"ttft_p99"'))
+        assert {row["metric"] for row in seen["table"]} >= {"time to first token (ms)", "inter-token latency (ms)"}
+        shown = json.loads(wait_for(page + "/stats/requests", "extended_stats"))
+        assert [table["key"] for table in shown["extended_stats"]] == ["token-latency"]
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert process.returncode == 1, said
+    assert "SLO missed: ttft" in said
+    with (tmp_path / "run_stats.csv").open() as lines:
+        counts = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(lines)}
+    assert counts["Aggregated"] == counts["end to end"] == counts["time to first token"]
+    assert counts["inter-chunk latency"] == 3 * counts["end to end"]
+    *requests, process_line = (tmp_path / "stamps" / "stamps-0.jsonl").read_text().splitlines()
+    lived = json.loads(process_line)
+    assert lived["kind"] == "process"
+    # Locust's run time includes its own start-up; within what is left of it the rate is the asked one.
+    assert len(requests) == pytest.approx(20 * (lived["end_ns"] - lived["start_ns"]) / 1e9, abs=6)
+    assert counts["end to end"] <= len(requests)
