@@ -106,6 +106,7 @@ PROCESS_CPU = _counter("process_cpu_seconds", "CPU time of the process", "compon
 RUN_QUEUE_WAIT = _counter("run_queue_wait_seconds", "Time that runnable threads waited for a core", "component")
 CPU_PRESSURE = _counter("cpu_pressure_seconds", "Time in which some task of the cgroup or machine waited for a core")
 CPU_THROTTLED = _counter("cpu_throttled_seconds", "Time throttled by the cgroup's CPU quota")
+CORES_ALLOWED = _gauge("process_cores_allowed", "Cores that the process may run on", "component")
 RESIDENT_BYTES = _gauge("process_resident_memory_bytes", "Resident memory of the process", "component")
 
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .families import CPU_PRESSURE, CPU_THROTTLED, PROCESS_CPU, RESIDENT_BYTES, RUN_QUEUE_WAIT
+from .families import CORES_ALLOWED, CPU_PRESSURE, CPU_THROTTLED, PROCESS_CPU, RESIDENT_BYTES, RUN_QUEUE_WAIT
 from .pressure import read_cpu
 from .registry import Change, Registry
 
@@ -75,6 +75,7 @@ class Publisher:
         cpu = read_cpu()
         self._registry.add_up_to(PROCESS_CPU, cpu.process_cpu_s, component=self._component)
         self._registry.set(RESIDENT_BYTES, float(cpu.resident_bytes), component=self._component)
+        self._registry.set(CORES_ALLOWED, float(cpu.cores_allowed), component=self._component)
         if cpu.run_queue_wait_s is not None:
             self._registry.add_up_to(RUN_QUEUE_WAIT, cpu.run_queue_wait_s, component=self._component)
         if self._machine_wide and cpu.pressure_s is not None:
