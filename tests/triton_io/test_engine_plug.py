@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from conftest import received
 from tritandem.contracts import (
+    Draining,
     EngineFailed,
     EngineRequest,
     FinishCode,
@@ -23,6 +25,7 @@ from tritandem.contracts import (
 )
 from tritandem.triton_io import engine_wire
 from tritandem.triton_io.bls_engine import BlsEngine
+from tritandem.triton_io.call_relay import CallRelay
 from tritandem.triton_io.engine_plug import EnginePlug
 from tritandem.triton_io.engine_wire import Op
 
@@ -109,7 +112,15 @@ def plug(service: ScriptedService) -> Any:
 
 @pytest.fixture
 def port(plug: EnginePlug) -> BlsEngine:
-    """Calls of the port reach the plug as Triton would carry them, one response each."""
+    """Calls of the port reach the plug as Triton would carry them: the stream directly, the rest by the relay."""
+
+    def relay(request: Any) -> list[Any]:
+        forwarded, sender = received(request.arrays(), json.loads(request.parameters()))
+        CallRelay().execute([forwarded])
+        responses: list[Any] = sender.wait_end()
+        return responses
+
+    pb_utils.InferenceRequest.models["engine_calls"] = relay
 
     def carry(request: Any) -> list[Any]:
         forwarded, sender = received(request.arrays())
@@ -212,16 +223,39 @@ def test_a_malformed_call_is_answered_and_the_next_one_served(plug: EnginePlug) 
     pb_utils.Logger.lines.clear()
 
 
-def test_an_engine_that_breaks_is_engine_failed(service: ScriptedService) -> None:
-    def broken(_request: Any) -> list[Any]:
-        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("stub process is not healthy"))]
+BROKEN = pb_utils.InferenceResponse(error=pb_utils.TritonError("stub process is not healthy"))
+STOPPING = pb_utils.InferenceResponse(error=pb_utils.TritonError("Error when running inference: Server not ready"))
 
+
+def test_an_engine_that_breaks_is_engine_failed(port: BlsEngine) -> None:
     def unreachable(_request: Any) -> list[Any]:
         raise pb_utils.TritonModelException("model 'engine' is not found")
 
-    pb_utils.InferenceRequest.decoupled.add("engine")
-    for failure, words in ((broken, "not healthy"), (unreachable, "not found"), (lambda _request: [], "no answer")):
+    failures = (
+        (lambda _request: [BROKEN], "not healthy"),
+        (unreachable, "not found"),
+        (lambda _request: [], "no answer"),
+    )
+    for failure, words in failures:
         pb_utils.InferenceRequest.models["engine"] = failure
-        for call in (lambda: BlsEngine("engine").load(), lambda: BlsEngine("engine").submit([sequence(1)])):
+        for call in (port.load, lambda: port.submit([sequence(1)]), lambda: port.cancel([1])):
             with pytest.raises(EngineFailed, match=words):
                 call()
+    pb_utils.InferenceRequest.models["engine"] = broken
+    with pytest.raises(EngineFailed, match="not healthy"):
+        list(port.stream())
+
+
+def test_a_relay_that_breaks_is_engine_failed(port: BlsEngine) -> None:
+    pb_utils.InferenceRequest.models["engine_calls"] = lambda _request: [BROKEN]
+    with pytest.raises(EngineFailed, match="not healthy"):
+        port.load()
+
+
+def test_calls_that_a_stopping_server_refuses_leave_the_streams_alone(port: BlsEngine) -> None:
+    before = port.load()
+    pb_utils.InferenceRequest.models["engine_calls"] = lambda _request: [STOPPING]
+    assert port.load() == before
+    port.cancel([1])
+    [refusal] = port.submit([sequence(1)])
+    assert isinstance(refusal, Draining)

@@ -1,0 +1,14 @@
+"""Plug: Triton's model `engine_calls` is `tritandem.triton_io.call_relay`.
+
+Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
+"""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        from tritandem.triton_io.call_relay import CallRelay
+
+        self._plug = CallRelay()
+
+    def execute(self, requests):
+        self._plug.execute(requests)
