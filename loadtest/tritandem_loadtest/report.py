@@ -60,6 +60,8 @@ class Report:
             value = "none" if result["value_ms"] is None else f"{result['value_ms']:.1f} ms"
             verdict = "met" if result["met"] else "MISSED"
             lines.append(f"SLO {name} p{result['percentile']:g} <= {result['limit_ms']:g} ms: {value}, {verdict}")
+        for word, error in {r.outcome: r.error for r in self.records if r.error}.items():
+            lines.append(f"{word}, for example: {error[:160]}")
         lines += [f"INVALID RUN: {reason}" for reason in s["reasons"]]
         return "\n".join(lines)
 

@@ -7,6 +7,7 @@ read again with other limits or another definition of a metric.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ TIMEOUT = "TIMEOUT"  # the client's own patience ended
 UNREACHABLE = "UNREACHABLE"  # no connection, or it broke
 INCOMPLETE = "INCOMPLETE"  # the stream ended without an error and without a token
 ERROR = "ERROR"  # a server error that does not start with an outcome word
+_OUTCOME_WORD = re.compile(r"(?:in ensemble '[^']*', )?([A-Z]+(?:_[A-Z]+)*):")
 
 
 @dataclass(slots=True)
@@ -54,9 +56,9 @@ class ProcessRecord:
 
 
 def outcome_of(error_text: str) -> str:
-    """`"EXPIRED: too late"` -> `"EXPIRED"`; a text without an outcome word in front -> `"ERROR"`."""
-    word, colon, _ = error_text.partition(":")
-    return word if colon and word.isupper() and word.replace("_", "").isalpha() else ERROR
+    """`"EXPIRED: too late"` -> `"EXPIRED"`, also behind Triton's `in ensemble 'NAME', `; no such word -> `"ERROR"`."""
+    found = _OUTCOME_WORD.match(error_text)
+    return found.group(1) if found else ERROR
 
 
 def write_lines(path: Path, records: Iterable[RequestRecord | ProcessRecord]) -> None:

@@ -148,14 +148,17 @@ async def stream_infer(
 
 
 async def answer_http(engine: Engine, request: web.Request) -> web.StreamResponse:
-    """Both HTTP dialects; OpenAI has no request id here, so every request follows plan 0."""
+    """Both HTTP dialects. Requests have no id here, so every one follows plan 0."""
     body = await request.json()
     openai = request.path.startswith("/v1/")
     prompt = body["prompt"] if openai else body["text_input"]
+    unknown = set() if openai else set(body) - set(ALLOWED)
+    if unknown:
+        return web.json_response({"error": f"REJECTED_INVALID: {unknown}"}, status=400)
     reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     total = 0
     try:
-        async for piece in engine.generate(0 if openai else number_of(body["id"]), prompt, body["max_tokens"]):
+        async for piece in engine.generate(0, prompt, body["max_tokens"]):
             total += piece.tokens
             if not reply.prepared:
                 await reply.prepare(request)

@@ -122,7 +122,11 @@ def test_raw_records_survive_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("EXPIRED: too late", "EXPIRED"), ("REJECTED_SATURATED: full", "REJECTED_SATURATED"), ("in model: x", "ERROR")],
+    [
+        ("EXPIRED: too late", "EXPIRED"),
+        ("in ensemble 'ensemble', REJECTED_SATURATED: full", "REJECTED_SATURATED"),
+        ("in model: x", "ERROR"),
+    ],
 )
 def test_an_error_text_begins_with_its_outcome_or_is_just_an_error(text: str, word: str) -> None:
     assert outcome_of(text) == word

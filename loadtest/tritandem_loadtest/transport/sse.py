@@ -105,7 +105,8 @@ class SseTransport:
 
 
 class TritonGenerate:
-    """`POST /v2/models/MODEL/generate_stream`: the tensors of a dialect as JSON keys."""
+    """`POST /v2/models/MODEL/generate_stream`: the tensors of a dialect as JSON keys. Requests have no id here: Triton
+    takes every key that is no tensor for a request parameter."""
 
     def __init__(self, dialect: Dialect, model: str, ignore_eos: bool) -> None:
         self._dialect, self._model, self._ignore_eos = dialect, model, ignore_eos
@@ -116,7 +117,7 @@ class TritonGenerate:
         custom = parameters(call, self._dialect)
         if custom:
             body["parameters"] = custom
-        return f"/v2/models/{self._model}/generate_stream", {"id": call.request_id, **body}
+        return f"/v2/models/{self._model}/generate_stream", body
 
     def read_event(self, event: dict[str, Any], arrived_ns: int, into: Decoded) -> None:
         dialect = self._dialect
