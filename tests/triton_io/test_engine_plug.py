@@ -231,12 +231,10 @@ def test_an_engine_that_breaks_is_engine_failed(port: BlsEngine) -> None:
     def unreachable(_request: Any) -> list[Any]:
         raise pb_utils.TritonModelException("model 'engine' is not found")
 
-    failures = (
-        (lambda _request: [BROKEN], "not healthy"),
-        (unreachable, "not found"),
-        (lambda _request: [], "no answer"),
-    )
-    for failure, words in failures:
+    def broken(_request: Any) -> list[Any]:
+        return [BROKEN]
+
+    for failure, words in ((broken, "not healthy"), (unreachable, "not found"), (lambda _request: [], "no answer")):
         pb_utils.InferenceRequest.models["engine"] = failure
         for call in (port.load, lambda: port.submit([sequence(1)]), lambda: port.cancel([1])):
             with pytest.raises(EngineFailed, match=words):
