@@ -110,8 +110,9 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_root() == Path.home() / ".cache" / "tritandem"
 
 
-def test_the_projects_repository_has_the_four_models() -> None:
-    assert model_names(REPOSITORY) == ("engine", "ensemble", "scheduler", "tokenizer")
+def test_the_projects_models_are_found() -> None:
+    assert {"engine", "ensemble", "scheduler", "tokenizer"} <= set(model_names(REPOSITORY))
+    assert set(model_names(REPOSITORY)) == {path.parent.name for path in REPOSITORY.glob("*/config.pbtxt")}
 
 
 def test_tokenizer_instances_go_into_a_copy(tmp_path: Path) -> None:
