@@ -106,14 +106,13 @@ def test_float32_greedy_tokens_equal_generate(cuda_device: torch.device, kind: s
     assert captured > 0
     model = reference_model(kind)
     for i, ids in enumerate(texts):
-        sequence = torch.tensor(ids, dtype=torch.long)[None]
-        for position, token in enumerate(got[i]):
-            logits = model(sequence).logits[0, -1]
-            best = int(logits.argmax())
-            gap = float(logits[best] - logits[token])
-            assert gap < 1e-3, f"sequence {i}, token {position}: {token} instead of {best}, {gap} apart"
-            sequence = torch.cat((sequence, torch.tensor([[token]])), dim=1)
+        # One pass over prompt and answer: what `generate` would choose after each token of the same text.
+        text = torch.tensor([*ids.tolist(), *got[i]])[None]
+        with torch.no_grad():
+            logits = model(text).logits[0, len(ids) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(got[i])[:, None])[:, 0]
         assert len(got[i]) == 20
+        assert float((logits.amax(dim=1) - chosen).max()) < 1e-3, f"sequence {i}: {got[i]}"
 
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -208,8 +207,7 @@ def test_64_steady_steps_neither_synchronise_nor_copy_to_the_device(cuda_device:
         tokens.append(runner.collect(wait=True).tokens.tolist())
     names = {event.name for event in profiled.events()}
     forbidden = [n for n in names if "Synchronize" in n or "HtoD" in n or n.startswith("cudaMemcpy")]
-    forbidden.remove("cudaDeviceSynchronize") if "cudaDeviceSynchronize" in forbidden else None  # the profiler's end
-    assert not forbidden
+    assert set(forbidden) <= {"cudaDeviceSynchronize"}  # the profiler's own, when it ends
     assert any("GraphLaunch" in name for name in names)
     assert len(tokens) == 64
     assert all(token >= 0 for row in tokens for token in row)
@@ -239,7 +237,8 @@ def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.d
     chunk = PrefillChunk(0, 0, init.prompt_ids, last=True)
     runner.launch(StepPlan(0, inits=[init], block_updates=updates, prefill=[chunk]))
     runner.collect(wait=True)
-    runner.state.last_token[0] = ids[-1]  # the token whose logits are known
+    with torch.inference_mode():
+        runner.state.last_token[0] = ids[-1]  # the token whose logits are known
     torch.cuda.synchronize()
     runner.launch(StepPlan(1, decode_slots=[0], max_context_tokens=CONTEXT))
     runner.collect(wait=True)
@@ -277,15 +276,15 @@ def test_out_of_memory_costs_only_the_sequences_of_that_step(
 
 def test_1000_random_admissions_and_cancellations_leave_every_block_free(cuda_device: torch.device) -> None:
     rng = random.Random(13)
-    runner = cuda_runner(num_blocks=40)
+    runner = cuda_runner(num_blocks=24)
     rig = Rig(runner)
     free = rig.core.load().free_blocks
     for seq_id in range(1000):
         ids = np.array([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 80))], np.int32)
-        rig.add(request(seq_id, ids, max_tokens=rng.randrange(1, 40)))
-        for _ in range(rng.randrange(0, 3)):
+        rig.add(request(seq_id, ids, max_tokens=rng.randrange(1, 90)))
+        for _ in range(rng.randrange(0, 6)):
             rig.step()
-        if rng.random() < 0.5:
+        if rng.random() < 0.2:
             rig.core.cancel(rng.sample(rig.core.live_ids(), k=1) if rig.core.live_ids() else [])
         if len(rig.core.live_ids()) > 24:
             rig.core.cancel(rig.core.live_ids()[::2])

@@ -106,6 +106,7 @@ class CudaRunner:
         """Enqueue a step. Raises StepFailed; rows that joined before the failure stay as they were written."""
         launched_ns = time.monotonic_ns()
         while len(self._in_flight) >= MAX_STEPS_IN_FLIGHT:
+            self._in_flight[0].done.synchronize()
             self._read.append(self._take_oldest())
         parts: list[_Part] = []
         try:
@@ -122,8 +123,13 @@ class CudaRunner:
     def collect(self, wait: bool) -> StepResult | None:
         if self._read:
             return self._read.popleft()
-        if not self._in_flight or not (wait or _passed(self._in_flight[0].done)):
+        if not self._in_flight:
             return None
+        done = self._in_flight[0].done
+        if not _passed(done):
+            if not wait:
+                return None
+            done.synchronize()
         return self._take_oldest()
 
     def pending(self) -> int:
@@ -230,7 +236,7 @@ class CudaRunner:
 
     def _recover(self) -> None:
         """After a failed launch: whatever it did to the numbering of records is undone, memory is given back."""
-        with torch.cuda.stream(self.streams.compute):
+        with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
             self._report.record.fill_(self._record)
         self._rows = ()
         torch.cuda.empty_cache()
@@ -238,8 +244,8 @@ class CudaRunner:
     # -- reading ---------------------------------------------------------------------------------------
 
     def _take_oldest(self) -> StepResult:
+        """The result of the oldest step, which has passed on the device."""
         step = self._in_flight.popleft()
-        step.done.synchronize()
         columns = [self._columns(part, step.features) for part in step.parts]
         tokens, finish, logprobs, top_ids, top_logprobs = (
             [np.concatenate(column) for column in zip(*columns, strict=True)] if columns else [_NOTHING] * 5

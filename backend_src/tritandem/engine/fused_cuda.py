@@ -132,7 +132,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """residual += delta, then the product of its norm; with `gated` silu(gate) * up of that."""
         rows, (columns, inner) = residual.shape[0], weight.shape
-        tiles = choose_linear_tiles(rows, columns, inner, residual.dtype) if delta is None else None
+        tiles = choose_linear_tiles(rows, columns, inner, residual.dtype, gated) if delta is None else None
         if tiles is not None:
             return few_row_linear(
                 residual, weight, tiles, norm_eps=self._eps, bias=bias, gated=gated, overlap=self._overlap

@@ -26,19 +26,23 @@ class LinearTiles:
     stages: int
 
 
-def choose_linear_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> LinearTiles | None:
+def choose_linear_tiles(
+    rows: int, columns: int, inner: int, dtype: torch.dtype, gated: bool = False
+) -> LinearTiles | None:
     """Tiles for our kernels, or None where the vendor library's product is at least as fast.
 
     Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds read the weights
-    faster than any matrix-unit kernel tried. Up to 16 rows of a small matrix: the launch is what costs, so
+    faster than any matrix-unit kernel tried (a gated program reads twice the rows, so it takes half as many). Up to 16 rows of a small matrix: the launch is what costs, so
     fusing norm, gate and residual pays. Everything else: the library.
     """
     if dtype == torch.float32:
         return None
     if rows == 1:
+        if inner <= 1024:
+            return LinearTiles(1, 4, next_power_of_two(inner), 4, 1)
         if inner <= 8192:
-            return LinearTiles(1, 4, min(2048, next_power_of_two(inner)), 8 if inner > 1024 else 4, 1)
-        return LinearTiles(1, 8, 512, 4, 1)
+            return LinearTiles(1, 2 if gated else 4, 2048, 8, 1)
+        return LinearTiles(1, 4 if gated else 8, 512, 4, 1)
     if rows <= 16 and inner <= 2048 and columns <= 8192:
         return LinearTiles(16, 16, 64, 2, 9) if inner <= 1024 else LinearTiles(16, 16, 128, 4, 5)
     return None

@@ -34,36 +34,46 @@ def one_row_kernel(
 ):
     """out = [residual +] [silu gate of] (weight @ (x / rms(x)) + bias), without the matrix unit.
 
-    With OVERLAP the first weights are on their way before the kernel waits for the one that makes `x`.
+    With OVERLAP a matrix of one tile a program is on its way before the kernel waits for the one that makes `x`.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     column_ok = columns < N
     at = weight + columns.to(tl.int64)[:, None] * K + inner[None, :]
-    first_ok = column_ok[:, None] & (inner < K)[None, :]
-    w = tl.load(at, mask=first_ok, other=0.0, eviction_policy="evict_first")
-    up = w
-    if GATED:
-        up = tl.load(at + N * K, mask=first_ok, other=0.0, eviction_policy="evict_first")
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     acc_up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     squares = tl.zeros([BLOCK_K], dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        next_ok = column_ok[:, None] & (inner < K - start - BLOCK_K)[None, :]
-        w_next = tl.load(at + start + BLOCK_K, mask=next_ok, other=0.0, eviction_policy="evict_first")
-        up_next = w_next
+    if K <= BLOCK_K:
+        ok = column_ok[:, None] & (inner < K)[None, :]
+        w = tl.load(at, mask=ok, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        up = w
         if GATED:
-            up_next = tl.load(at + start + BLOCK_K + N * K, mask=next_ok, other=0.0, eviction_policy="evict_first")
-        value = tl.load(x + start + inner, mask=inner < K - start, other=0.0).to(tl.float32)
-        acc += w.to(tl.float32) * value[None, :]
-        if GATED:
-            acc_up += up.to(tl.float32) * value[None, :]
-        squares += value * value
-        w = w_next
-        up = up_next
+            up = tl.load(at + N * K, mask=ok, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        value = tl.load(x + inner, mask=inner < K, other=0.0).to(tl.float32)
+        acc = w * value[None, :]
+        acc_up = up * value[None, :]
+        squares = value * value
+    else:
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+        for start in range(0, K, BLOCK_K):
+            ok = column_ok[:, None]
+            value_ok = inner < BLOCK_K
+            if K % BLOCK_K != 0:
+                value_ok = inner < K - start
+                ok = ok & value_ok[None, :]
+            w = tl.load(at + start, mask=ok, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            value = tl.load(x + start + inner, mask=value_ok, other=0.0).to(tl.float32)
+            acc += w * value[None, :]
+            if GATED:
+                up = tl.load(at + start + N * K, mask=ok, other=0.0, eviction_policy="evict_first")
+                acc_up += up.to(tl.float32) * value[None, :]
+            if HAS_NORM:
+                squares += value * value
     result = tl.sum(acc, axis=1)
     factor = 1.0
     if HAS_NORM:
