@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import one, text
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass
 from tritandem.triton_io.prompt_source import read_parameters
@@ -241,6 +241,7 @@ names = st.sampled_from(["temperature", "top_k", "stop", "logprobs", "seed", "n"
 
 
 @given(st.dictionaries(names, json_values, max_size=4))
+@settings(deadline=None)
 def test_no_json_ends_in_anything_but_a_request_or_a_refusal(values: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         assert sampled(**values).sampling.max_tokens == 64

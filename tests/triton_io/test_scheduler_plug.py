@@ -55,6 +55,17 @@ class RecordingService:
         self.calls.append("close")
 
 
+class RecordingPublisher:
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def start(self) -> None:
+        self._calls.append("publish")
+
+    def close(self) -> None:
+        self._calls.append("publish no more")
+
+
 @pytest.fixture
 def service() -> RecordingService:
     return RecordingService()
@@ -62,7 +73,7 @@ def service() -> RecordingService:
 
 @pytest.fixture
 def plug(service: RecordingService) -> SchedulerPlug:
-    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0)
+    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, RecordingPublisher(service.calls))
 
 
 def tokenized(*ids: int, arrays: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -144,7 +155,7 @@ def test_the_service_starts_with_the_first_request_and_drains_before_it_closes(
     for _ in range(2):
         plug.execute([received(tokenized(1))[0]])
     plug.close()
-    assert service.calls == ["start", "drain 7.0", "close"]
+    assert service.calls == ["start", "publish", "drain 7.0", "close", "publish no more"]
 
 
 def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, service: RecordingService) -> None:
@@ -153,7 +164,7 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
         plug.execute([request])
         [response] = sender.wait_end()
         assert response.arrays()["outcome"].tolist() == [b"STOPPED"]
-    assert service.calls == ["start", "stop abc", "stop abc"]
+    assert service.calls == ["start", "publish", "stop abc", "stop abc"]
     nameless, sender = received({"stop": one(True, np.bool_)}, request_id="")
     plug.execute([nameless])
     assert "stop: given" in sender.wait_end()[0].error().message()
@@ -225,6 +236,29 @@ def test_cancelled_asks_triton_only_while_the_request_lives() -> None:
     assert made.cancelled()
     made.fail(RequestCancelled("gone"))
     assert not made.cancelled()
+
+
+def test_the_last_response_waits_for_a_question_under_way() -> None:
+    made, sender = sink(set())
+    asked, answer, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def is_cancelled() -> bool:
+        asked.set()
+        assert answer.wait(5.0)
+        assert not sender.ended.is_set(), "asked about a request that Triton has freed"
+        return False
+
+    sender.is_cancelled = is_cancelled
+    asking = threading.Thread(target=made.cancelled)
+    ending = threading.Thread(target=lambda: (made.finish(LAST), finished.set()))
+    asking.start()
+    assert asked.wait(5.0)
+    ending.start()
+    assert not finished.wait(0.05)
+    answer.set()
+    for thread in (asking, ending):
+        thread.join(5.0)
+    assert finished.is_set()
 
 
 def test_logprobs_are_written_as_the_vllm_backend_writes_them() -> None:

@@ -45,6 +45,14 @@ class Service(Protocol):
     def close(self) -> Any: ...
 
 
+class Publisher(Protocol):
+    """What is used of `telemetry.publisher.Publisher`."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class SchedulerPlug:
     """`limits` is called on the first request, when engines can be asked; its answer is kept."""
 
@@ -55,6 +63,7 @@ class SchedulerPlug:
         limits: Callable[[], ModelLimits],
         token_text: Callable[[int], str],
         drain_timeout_s: float,
+        publisher: Publisher,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
@@ -62,6 +71,7 @@ class SchedulerPlug:
         self._limits: ModelLimits | None = None
         self._token_text = token_text
         self._drain_timeout_s = drain_timeout_s
+        self._publisher = publisher
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -80,11 +90,13 @@ class SchedulerPlug:
         if self._started:
             self._service.drain(self._drain_timeout_s)
         self._service.close()
+        self._publisher.close()
 
     def _start_once(self) -> None:
-        """Engines cannot be called while models load, so the service starts with the first request."""
+        """Engines cannot be called while models load, so everything starts with the first request."""
         if not self._started:
             self._service.start()
+            self._publisher.start()
             self._started = True
 
     def _model_limits(self) -> ModelLimits:

@@ -7,6 +7,7 @@ threads, one at a time per request; `send` blocks for a process round trip.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import astuple
 from typing import Any
@@ -41,6 +42,8 @@ class TritonSink:
         self._wanted = frozenset(wanted)
         self._token_text = token_text
         self._ended = False
+        # Triton frees what `is_cancelled` asks about when FINAL goes out: asking at that moment ends the server.
+        self._ending = threading.Lock()
 
     def send(self, chunk: Chunk) -> None:
         self._check_open()
@@ -57,15 +60,17 @@ class TritonSink:
         self._sender.send(error_response(error), flags=FINAL)
 
     def cancelled(self) -> bool:
-        return not self._ended and bool(self._sender.is_cancelled())
+        with self._ending:
+            return not self._ended and bool(self._sender.is_cancelled())
 
     def _check_open(self) -> None:
         if self._ended:
             raise RuntimeError("a response after the last one")
 
     def _end(self) -> None:
-        self._check_open()
-        self._ended = True
+        with self._ending:
+            self._check_open()
+            self._ended = True
 
     def _response(self, chunk: Chunk) -> Any:
         arrays = self._every_response(chunk)

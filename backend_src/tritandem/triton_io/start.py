@@ -55,9 +55,13 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
 def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
     from ..scheduler.service import SchedulerService
+    from ..telemetry.publisher import Publisher
+    from ..telemetry.registry import Registry
     from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
+    from .metric_sink import TritonMetricSink
+    from .observer import RequestObserver
     from .scheduler_plug import SchedulerPlug
 
     log_to_triton()
@@ -66,12 +70,15 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     engines: list[EnginePort] = [BlsEngine(name) for name in names]
     streams = tokenizer.streams()
+    registry = Registry()
+    observer = RequestObserver(registry, pb_utils.Logger.log_info)
     return SchedulerPlug(
-        SchedulerService(engines, streams, config.scheduler),
+        SchedulerService(engines, streams, config.scheduler, observer),
         BlsTokenizer(),
         lambda: ask_limits(engines, tokenizer, config.scheduler),
         lambda token_id: token_text(streams, token_id),
         config.scheduler.drain_timeout_s,
+        Publisher(registry, TritonMetricSink(), "scheduler", before=[observer.write_log], machine_wide=True),
     )
 
 
