@@ -32,8 +32,9 @@ def choose_linear_tiles(
     """Tiles for our kernels, or None where the vendor library's product is at least as fast.
 
     Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds read the weights
-    faster than any matrix-unit kernel tried (a gated program reads twice the rows, so it takes half as many). Up to 16 rows of a small matrix: the launch is what costs, so
-    fusing norm, gate and residual pays. Everything else: the library.
+    faster than any matrix-unit kernel tried; a gated program reads twice the rows, so it takes half as many.
+    Up to 16 rows of a small matrix: the launch is what costs, so fusing norm, gate and residual pays.
+    Everything else: the library.
     """
     if dtype == torch.float32:
         return None
