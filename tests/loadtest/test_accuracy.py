@@ -48,11 +48,11 @@ class HostProbe:
 
     def skip_if_busy(self) -> None:
         late_ms = percentile(sorted(self._late_ms), 95)
-        if late_ms > 0.8:
+        if late_ms > 1.5:
             pytest.skip(f"no core is free on this host: a sleeping thread woke {late_ms:.1f} ms late (p95)")
 
 
-@pytest.mark.parametrize(("rps", "duration_s"), [(8, 4.0), (50, 3.0), (200, 2.0)])
+@pytest.mark.parametrize(("rps", "duration_s"), [(8, 3.0), (50, 2.0), (200, 1.5)])
 def test_every_percentile_is_the_injected_one(engine: Engine, rps: float, duration_s: float) -> None:
     with HostProbe() as host:
         report = loaded(engine["raw_grpc"], rps, duration_s)
