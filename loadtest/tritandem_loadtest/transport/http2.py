@@ -82,6 +82,7 @@ class Http2Connection:
         self._peer_max_streams = 2**31
         self._unacknowledged = 0
         self._header_block = b""
+        self._header_ends_stream = False
         self._outgoing: list[bytes] = []
         self._writing = False
         self._closed = ""  # why no new stream is possible
