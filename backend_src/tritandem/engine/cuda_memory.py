@@ -8,16 +8,19 @@ share one pool, which the largest batch size fills. Loading thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..config import EngineConfig
 from ..contracts import ConfigError
 from .attention.interface import AttentionBatch
-from .device_forward_cuda import DeviceForward
 from .forward import KvCache, kv_bytes_per_token
 from .model_loader import LoadedModel
 from .step import RunnerSpec
+
+if TYPE_CHECKING:
+    from .device_forward_cuda import DeviceForward
 
 DEFAULT_PREFILL_TOKENS = 8192
 

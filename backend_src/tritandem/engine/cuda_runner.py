@@ -190,10 +190,12 @@ class CudaRunner:
         packed = self.staging.pack(list(itertools.chain.from_iterable(groups)))
         with self.streams.copied_before_compute():
             self.staging.copy(packed)
-        arrays = iter(packed.device_arrays())
-        for group, action in zip(groups, actions, strict=True):
-            action([next(arrays) for _ in group])
-        self.staging.release(packed)
+        try:
+            arrays = iter(packed.device_arrays())
+            for group, action in zip(groups, actions, strict=True):
+                action([next(arrays) for _ in group])
+        finally:  # a step that fails for want of memory must not cost a slot as well
+            self.staging.release(packed)
 
     def _prefill(self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]) -> None:
         last = [chunk.slot for chunk in chunks if chunk.last]

@@ -75,7 +75,10 @@ class DecodeGraphs:
         self._pool = None
 
     def _capture(self, key: GraphKey) -> None:
-        """A rehearsal first compiles and loads every kernel, which a capture must not do. Reasons are logged."""
+        """A rehearsal first compiles and loads every kernel, which a capture must not do. Reasons are logged.
+
+        torch waits for the device before it captures: a variant's first use costs running streams a pause.
+        """
         started = time.monotonic()
         free_before = torch.cuda.mem_get_info(self._stream.device)[0]
         graph = torch.cuda.CUDAGraph()
