@@ -46,7 +46,7 @@ def start_server(**options: object) -> TritonServer:
     if not (model / "config.json").is_file():
         pytest.skip(f"no demo model in {model}: run `tritandem model fetch smollm2` or set TRITANDEM_TEST_MODEL")
     http, grpc, metrics = free_ports(3)
-    return TritonServer(model, http_port=http, grpc_port=grpc, metrics_port=metrics, **options)
+    return TritonServer(model, http_port=http, grpc_port=grpc, metrics_port=metrics, ready_timeout_s=600.0, **options)
 
 
 @pytest.fixture(scope="session")
