@@ -21,6 +21,7 @@ TIERS = {
     "triton_io": 3,
     "models": 4,
     "server": 4,
+    "sizing": 4,
     "cli": 5,
 }
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc"}

@@ -14,6 +14,8 @@ from typing import Any
 
 from tritandem import __version__
 from tritandem.contracts import ConfigError
+from tritandem.models import resolve_model
+from tritandem.sizing.command import add_command as add_sizing_commands
 
 from . import demo, doctor, model, serve
 
@@ -26,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (serve, demo, model, doctor):
         command.add_parser(subparsers)
+    add_sizing_commands(subparsers, resolve_model)
     _add_client_commands(subparsers)
     _add_loadtest_command(subparsers)
     return parser

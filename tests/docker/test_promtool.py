@@ -1,0 +1,60 @@
+"""Prometheus's own checker: rules parse, every alert fires when it should, every dashboard query is PromQL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from deployment_files import DOCKER, dashboard_queries, read_yaml, rule_queries
+
+PROMETHEUS = DOCKER / "prometheus"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian package prometheus)")
+
+
+def promtool(*words: str) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *words], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_the_configuration_and_its_rules_are_valid() -> None:
+    promtool("check", "config", "prometheus.yaml")
+
+
+@needs_promtool
+def test_alerts_fire_for_what_they_are_about_and_for_nothing_else() -> None:
+    promtool("test", "rules", "alerts.test.yaml")
+
+
+@needs_promtool
+def test_every_dashboard_query_is_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel_{n}", "expr": query.replace("$__rate_interval", "1m").replace("$instance", ".*")}
+        for n, (_, query) in enumerate(dashboard_queries())
+    ]
+    file = tmp_path / "panels.yaml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(file))
+
+
+def test_every_alert_is_provoked_by_a_unit_test_and_held_back_by_another() -> None:
+    alerts = {name for name, _ in rule_queries() if ":" not in name}
+    fired: set[str] = set()
+    quiet: set[str] = set()
+    for case in read_yaml(PROMETHEUS / "alerts.test.yaml")["tests"]:
+        for check in case["alert_rule_test"]:
+            (fired if check["exp_alerts"] else quiet).add(check["alertname"])
+    assert fired == alerts
+    assert quiet == alerts
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+    for group in read_yaml(PROMETHEUS / "alerts.yaml")["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in {"warning", "critical"}, rule["alert"]
+            assert set(rule["annotations"]) == {"summary", "action"}, rule["alert"]
