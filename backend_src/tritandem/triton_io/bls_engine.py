@@ -43,6 +43,7 @@ class BlsEngine:
     def __init__(self, name: str) -> None:
         self.name = name
         self._latest_load = LoadSnapshot()
+        self._last_stream: Any = None  # see call_relay: kept until the next one, to be freed under the GIL
 
     def submit(self, requests: Sequence[EngineRequest]) -> list[TritandemError | None]:
         header, tokens = engine_wire.pack_submit(requests)
@@ -71,7 +72,8 @@ class BlsEngine:
             preferred_memory=_host_memory(),
         )
         try:
-            for response in request.exec(decoupled=True):
+            self._last_stream = request.exec(decoupled=True)
+            for response in self._last_stream:
                 outputs = self._outputs(response)
                 if outputs:  # the closing response is empty
                     errors = _bytes(outputs.get("errors")) or None

@@ -22,6 +22,8 @@ from .replies import error_response
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 WAIT_S = 0.1  # how often an idle sender looks whether it shall end
+# The receiving stub keeps every response of a call, shared memory included, until the call ends.
+MAX_STREAM_RESPONSES = 1024
 
 
 class Service(Protocol):
@@ -99,7 +101,8 @@ def _reply(**arrays: Any) -> Any:
 
 
 class _StreamSender:
-    """One stream call: sends batches until the engine has been idle for a while, then FINAL, exactly once."""
+    """One stream call: sends batches until the engine has been idle for a while or the call has grown long,
+    then FINAL, exactly once. The reader opens the next call; until then the service coalesces."""
 
     def __init__(self, service: Service, sender: Any, idle_s: float) -> None:
         self._service = service
@@ -124,10 +127,12 @@ class _StreamSender:
 
     def _forward(self) -> None:
         busy_s = time.monotonic()
-        while not self._stop.is_set():
+        sent = 0
+        while not self._stop.is_set() and sent < MAX_STREAM_RESPONSES:
             batch = self._service.next_batch(WAIT_S)
             if batch is not None:
                 self._sender.send(_batch_response(batch))
+                sent += 1
                 busy_s = time.monotonic()
             elif self._service.live():
                 busy_s = time.monotonic()
