@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from blocking import BlockingAsyncClient
 from fakes.triton_grpc import FakeTritonGrpc
 from fakes.triton_http import FakeTritonHttp

@@ -10,9 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from fakes.timed_engine import Plan
 
 TESTS = Path(__file__).resolve().parents[1]

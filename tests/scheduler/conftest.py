@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
+from fakes.scheduling import RecordingObserver, Running, Start, wait_until
+from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
 from tritandem.contracts import EnginePort
 from tritandem.scheduler import SchedulerService
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fakes.scheduling import RecordingObserver, Running, Start, wait_until
-from fakes.text_streams import FakeTextStreams
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "loadtest"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.tokenizer_claims import Subject, subject
 from fuzz.vocabularies import Unavailable, vocabulary_folder
