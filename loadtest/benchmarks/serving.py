@@ -60,7 +60,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--url", default="localhost:8001")
     parser.add_argument("--dialect", choices=sorted(DIALECTS), default="tritandem")
     parser.add_argument("--model", default="", help="model name (default: the dialect's)")
-    parser.add_argument("--grpc-client", choices=("wire", "grpcio"), default="wire")
+    parser.add_argument("--grpc-client", choices=("h2", "grpcio"), default="h2")
     parser.add_argument("--streams", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64, 256])
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, for each load")
     parser.add_argument("--warmup", type=float, default=5.0, help="seconds before that")

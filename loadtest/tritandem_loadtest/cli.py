@@ -53,7 +53,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default=_DEFAULTS.url, help="HOST:PORT of gRPC, or the http(s):// base URL (default %(default)s)")
     add("--protocol", choices=PROTOCOLS, default=_DEFAULTS.protocol)
-    add("--grpc-client", choices=GRPC_CLIENTS, default=_DEFAULTS.grpc_client, help="wire: own fast HTTP/2 client")
+    add("--grpc-client", choices=GRPC_CLIENTS, default=_DEFAULTS.grpc_client, help="grpcio: slower, for comparison")
     add("--dialect", choices=sorted(DIALECTS), default=_DEFAULTS.dialect, help="whose tensor names to speak")
     add("--model", default="", help="model name (default: the dialect's)")
     add("--arrival", choices=ARRIVALS, default=_DEFAULTS.arrival, help="arrival process; closed: --users streams busy")

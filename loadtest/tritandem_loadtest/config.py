@@ -13,7 +13,7 @@ from typing import Any
 ARRIVALS = ("constant", "poisson", "gamma", "ramp", "steps", "trace", "closed")
 WORKLOADS = ("words", "bundled", "shared-prefix", "chat", "jsonl")
 PROTOCOLS = ("grpc", "http", "openai")
-GRPC_CLIENTS = ("wire", "grpcio")
+GRPC_CLIENTS = ("h2", "grpcio")
 SLO_METRICS = ("ttft", "second_token", "itl", "itl_chunk", "tpot", "e2e")
 
 
@@ -32,7 +32,7 @@ class RunConfig:
 
     url: str = "localhost:8001"
     protocol: str = "grpc"
-    grpc_client: str = "wire"
+    grpc_client: str = "h2"
     dialect: str = "tritandem"
     model: str = ""  # "": the dialect's own
     connections: int = 4  # per process, gRPC only

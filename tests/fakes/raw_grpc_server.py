@@ -1,5 +1,5 @@
-"""A gRPC server of plain asyncio: an order of magnitude cheaper per message than grpcio's, so that it keeps its times
-at hundreds of streams. For the project's own wire client only: it ignores the client's flow-control windows.
+"""A gRPC server of plain asyncio: several times cheaper per message than grpcio's, so that it keeps its times at
+hundreds of streams. For this project's `h2` transport only: it ignores the client's flow-control windows.
 
 Anything that a client of single-message streams need not send ends the connection.
 """
@@ -11,15 +11,54 @@ import struct
 import time
 from collections.abc import AsyncIterator, Callable
 
-from tritandem_loadtest.transport import hpack
+from hpack import Decoder, Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
+FRAME_HEADER_BYTES = 9
 Handler = Callable[[bytes, int], AsyncIterator[bytes]]
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream_id) + payload
+class FrameReader:
+    """Cuts what a client sends into frames, behind the preface of the connection."""
+
+    def __init__(self) -> None:
+        self.buffer = b""
+        self.greeted = False
+
+    def take(self, data: bytes) -> list[Frame]:
+        self.buffer += data
+        if not self.greeted:
+            if len(self.buffer) < len(PREFACE):
+                return []
+            assert self.buffer.startswith(PREFACE)
+            self.buffer, self.greeted = self.buffer[len(PREFACE) :], True
+        frames = []
+        while len(self.buffer) >= FRAME_HEADER_BYTES:
+            frame, size = Frame.parse_frame_header(memoryview(self.buffer[:FRAME_HEADER_BYTES]))
+            end = FRAME_HEADER_BYTES + size
+            if len(self.buffer) < end:
+                break
+            frame.parse_body(memoryview(self.buffer[FRAME_HEADER_BYTES:end]))
+            self.buffer = self.buffer[end:]
+            frames.append(frame)
+        return frames
+
+
+def headers_frame(encoder: Encoder, stream_id: int, name: str, value: str, *, end: bool = False) -> HeadersFrame:
+    flags = ["END_HEADERS", "END_STREAM"] if end else ["END_HEADERS"]
+    return HeadersFrame(stream_id, encoder.encode([(name, value)]), flags=flags)
+
+
+def message_frame(stream_id: int, message: bytes) -> DataFrame:
+    return DataFrame(stream_id, b"\0" + struct.pack(">I", len(message)) + message)
 
 
 class RawGrpcConnection(asyncio.Protocol):
@@ -27,64 +66,56 @@ class RawGrpcConnection(asyncio.Protocol):
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.buffer = b""
-        self.greeted = False
+        self.reader = FrameReader()
         self.bodies: dict[int, bytes] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.decoder, self.encoder = Decoder(), Encoder()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.write(frame(SETTINGS, 0, 0, b""))
+        self.send(SettingsFrame())
 
     def connection_lost(self, exc: Exception | None) -> None:
         for task in self.tasks.values():
             task.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        if not self.greeted:
-            if len(self.buffer) < len(PREFACE):
-                return
-            assert self.buffer.startswith(PREFACE)
-            self.buffer, self.greeted = self.buffer[len(PREFACE) :], True
-        while len(self.buffer) >= 9:
-            size = int.from_bytes(self.buffer[:3], "big")
-            if len(self.buffer) < 9 + size:
-                return
-            kind, flags, stream_id = struct.unpack(">BBI", self.buffer[3:9])
-            payload, self.buffer = self.buffer[9 : 9 + size], self.buffer[9 + size :]
-            self.take(kind, flags, stream_id, payload)
+    def send(self, *frames: Frame) -> None:
+        self.transport.write(b"".join(frame.serialize() for frame in frames))
 
-    def take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == HEADERS:
-            headers = hpack.Decoder().decode(payload)  # the client writes literals only
+    def data_received(self, data: bytes) -> None:
+        for frame in self.reader.take(data):
+            self.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        stream_id = frame.stream_id
+        if isinstance(frame, HeadersFrame):
+            headers = dict(self.decoder.decode(frame.data))
             assert headers[":method"] == "POST"
             assert headers["content-type"] == "application/grpc"
             self.bodies[stream_id] = b""
-        elif kind == DATA:
-            self.bodies[stream_id] += payload
-            update = struct.pack(">I", len(payload))
-            self.transport.write(frame(WINDOW, 0, 0, update) + frame(WINDOW, 0, stream_id, update))
-            if flags & 1:
+        elif isinstance(frame, DataFrame):
+            self.bodies[stream_id] += frame.data
+            size = len(frame.data)
+            self.send(*(WindowUpdateFrame(i, window_increment=size) for i in (0, stream_id)))
+            if "END_STREAM" in frame.flags:
                 body = self.bodies.pop(stream_id)
                 assert int.from_bytes(body[1:5], "big") == len(body) - 5
                 answer = self.answer(stream_id, body[5:], time.monotonic_ns())
                 self.tasks[stream_id] = asyncio.get_running_loop().create_task(answer)
-        elif kind == RST:
+        elif isinstance(frame, RstStreamFrame):
             task = self.tasks.pop(stream_id, None)
             if task is not None:
                 task.cancel()
-        elif kind == SETTINGS:
-            if not flags & 1:
-                self.transport.write(frame(SETTINGS, 1, 0, b""))
+        elif isinstance(frame, SettingsFrame):
+            if "ACK" not in frame.flags:
+                self.send(SettingsFrame(flags=["ACK"]))
         else:
-            assert kind == WINDOW, f"unexpected frame of kind {kind}"
+            assert isinstance(frame, WindowUpdateFrame), f"unexpected {frame}"
 
     async def answer(self, stream_id: int, request: bytes, received_ns: int) -> None:
-        self.transport.write(frame(HEADERS, 4, stream_id, hpack.encode([(":status", "200")])))
+        self.send(headers_frame(self.encoder, stream_id, ":status", "200"))
         async for message in self.handler(request, received_ns):
-            payload = b"\0" + struct.pack(">I", len(message)) + message
-            self.transport.write(frame(DATA, 0, stream_id, payload))
-        self.transport.write(frame(HEADERS, 5, stream_id, hpack.encode([("grpc-status", "0")])))
+            self.send(message_frame(stream_id, message))
+        self.send(headers_frame(self.encoder, stream_id, "grpc-status", "0", end=True))
         del self.tasks[stream_id]

@@ -37,7 +37,7 @@ _PLAIN = {
     "ignore_eos": "always generate output_tokens tokens",
     "seed": "of arrivals and prompts",
     "timeout_s": "of one request",
-    "grpc_client": "wire: own fast HTTP/2 client",
+    "grpc_client": "grpcio: slower, for comparison",
     "connections": "gRPC connections of each process",
 }
 _TEXT = {

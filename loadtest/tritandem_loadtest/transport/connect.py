@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..config import LoadTestError, RunConfig
 from ..dialects import DIALECTS
+from .grpc_h2 import H2Transport
 from .grpc_io import GrpcioTransport
-from .grpc_wire import WireTransport
 from .interface import Transport
 from .sse import OpenAi, SseTransport, TritonGenerate
 
@@ -20,6 +20,5 @@ def connect(config: RunConfig) -> Transport:
         return SseTransport(config.url, OpenAi(model, config.ignore_eos))
     if config.protocol == "http":
         return SseTransport(config.url, TritonGenerate(dialect, model, config.ignore_eos))
-    if config.grpc_client == "grpcio" or config.url.startswith("grpcs://"):
-        return GrpcioTransport(config.url, dialect, model, config.connections, config.ignore_eos)
-    return WireTransport(config.url, dialect, model, config.connections, config.ignore_eos)
+    kind = GrpcioTransport if config.grpc_client == "grpcio" else H2Transport
+    return kind(config.url, dialect, model, config.connections, config.ignore_eos)

@@ -1,4 +1,4 @@
-"""gRPC through grpcio inside gevent: slower than `grpc_wire` by an order of magnitude, but speaks TLS and any proxy.
+"""gRPC through grpcio inside gevent: the slow twin of `grpc_h2`, by gRPC's own implementation.
 
 Must be created in a monkey-patched process: it switches grpcio to gevent's event loop.
 """
@@ -34,7 +34,7 @@ class GrpcioTransport:
                 self._channels.append(grpc.secure_channel(target, grpc.ssl_channel_credentials(), options))
             else:
                 self._channels.append(grpc.insecure_channel(target, options))
-        # A client stream of one message is a unary request on the wire.
+        # A client stream of one message looks like a unary request.
         self._calls = [channel.unary_stream(grpc_messages.STREAM_PATH) for channel in self._channels]
         self._turn = 0
 
