@@ -73,6 +73,11 @@ def test_the_scheduler_and_the_engine_cost_something_and_not_a_second() -> None:
     assert 0 < engine_cost(SHORT_S) < 0.1
 
 
+def test_the_engine_is_measured_for_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tritandem.sizing.engine_cost.VOCAB_SIZE", 10)  # fewer than sequences
+    assert engine_cost(SHORT_S) > 0
+
+
 def test_deliveries_that_do_not_come_are_counted_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tritandem.sizing.scheduler_cost.PATIENCE_S", 0.01)
     deliveries = Deliveries()

@@ -19,13 +19,16 @@ ROWS = 64
 PROMPT_TOKENS = 128
 BLOCK_TOKENS = 16
 STEPS_OF_A_ROUND = 512
+PREFILL_BUDGET = 8192
+VOCAB_SIZE = 1000
 
 
 class InstantRunner:
     """`Runner` whose rows all get token 1 and end when their budget is used up."""
 
     def __init__(self, blocks: int) -> None:
-        self.spec = RunnerSpec("none", ROWS, blocks, BLOCK_TOKENS, PROMPT_TOKENS + STEPS_OF_A_ROUND, 8192, 1000, 0)
+        context = PROMPT_TOKENS + STEPS_OF_A_ROUND
+        self.spec = RunnerSpec("none", ROWS, blocks, BLOCK_TOKENS, context, PREFILL_BUDGET, VOCAB_SIZE, 0)
         self._left = np.zeros(ROWS, np.int64)
         self._unread: deque[StepResult] = deque()
 
@@ -57,7 +60,7 @@ def engine_cost(seconds: float) -> float:
         core = EngineCore(InstantRunner(blocks), outbox)
         for _ in range(ROWS):
             seq_id += 1
-            ids = np.full(PROMPT_TOKENS, seq_id, np.int32)
+            ids = np.full(PROMPT_TOKENS, seq_id % VOCAB_SIZE, np.int32)
             core.add(EngineRequest(seq_id, ids, SamplingParams(max_tokens=STEPS_OF_A_ROUND)), time.monotonic_ns())
         while not core.idle():
             core.step()
