@@ -57,7 +57,7 @@ class Peer:
 
 
 class ScriptedServer:
-    """Serves exactly `connections` connections, each by `script(peer)` in a thread of its own."""
+    """Serves `connections` connections, each by `script(peer)` in a thread of its own, until the client hangs up."""
 
     def __init__(self, script: Callable[[Peer], None], connections: int) -> None:
         self.script = script
@@ -75,6 +75,9 @@ class ScriptedServer:
             with connection:
                 connection.settimeout(TIMEOUT_S)
                 self.script(Peer(connection, number))
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # closing with unread data would take back what was sent
+                    pass
         except BaseException as error:
             self.errors.append(error)
 

@@ -167,7 +167,7 @@ def test_giving_up_a_stream_tells_the_server() -> None:
     with ScriptedServer(script, connections=1) as server:
         client = connect(RunConfig(url=server.url, connections=1))
         assert client.exchange(Call("lt-0-1", "hello", 2), timeout_s=0.1).outcome == TIMEOUT
-    client.close()
+        client.close()
 
 
 def test_a_server_that_lets_nothing_in_ends_in_a_timeout() -> None:
@@ -178,7 +178,7 @@ def test_a_server_that_lets_nothing_in_ends_in_a_timeout() -> None:
     with ScriptedServer(script, connections=1) as server:
         client = connect(RunConfig(url=server.url, connections=1))
         assert client.exchange(Call("lt-0-1", "hello", 2), timeout_s=0.1).outcome == TIMEOUT
-    client.close()
+        client.close()
 
 
 def test_windows_are_granted_again_before_a_long_answer_fills_them() -> None:

@@ -218,6 +218,8 @@ class GrpcConnection:
                 if reply:
                     self._outgoing.append(reply)
                     gevent.spawn(self._write)  # the reader itself never waits for the server to read
+                if self._closed and not self._streams:
+                    break  # the last stream of a server that said goodbye
             self._lose("the server closed the connection")
         except (OSError, H2Error, UnicodeDecodeError) as error:
             self._lose(f"{type(error).__name__}: {error}")
