@@ -30,6 +30,12 @@ def test_prompts_on_their_way_are_bounded_but_one_of_any_length_passes() -> None
     assert has_room(VIEW, Demand(prompt_tokens=1000, expected_tokens=1100))
 
 
+def test_only_what_must_be_computed_of_a_prompt_counts_as_on_its_way() -> None:
+    nearly_full = replace(VIEW, prefilling_tokens=450)
+    assert not has_room(nearly_full, DEMAND, cached_tokens=0)
+    assert has_room(nearly_full, DEMAND, cached_tokens=64)
+
+
 def test_expected_tokens_stay_within_the_kv_cache() -> None:
     assert has_room(replace(VIEW, committed_tokens=1400), DEMAND)
     assert not has_room(replace(VIEW, committed_tokens=1401), DEMAND)

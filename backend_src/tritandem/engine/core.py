@@ -87,8 +87,9 @@ class EngineCore:
 
     def step(self) -> None:
         """One round. Never raises for what a single step or sequence does wrong."""
-        launched = self.runner.pending() <= self.spec.launch_ahead_steps and self._launch_next()
-        wait = not launched or self.runner.pending() > self.spec.launch_ahead_steps
+        ahead = self._pace.steps_ahead(self.spec.launch_ahead_steps)
+        launched = self.runner.pending() <= ahead and self._launch_next()
+        wait = not launched or self.runner.pending() > ahead
         while (result := self._collect(wait)) is not None:
             self._apply(result, self._in_flight.popleft())
             wait = False

@@ -30,16 +30,15 @@ class Book:
     def up(self) -> bool:
         return self.link.health is Health.UP
 
-    def add(self, ticket: Ticket, expected_tokens: int) -> None:
+    def add(self, ticket: Ticket, expected_tokens: int, prefill_tokens: int) -> None:
         self.tickets[ticket.number] = ticket
         self.committed_tokens += expected_tokens
-        self.prefilling_tokens += len(ticket.request.input_ids)
-        ticket.prefilling = True
+        self.prefilling_tokens += prefill_tokens
+        ticket.prefilling_tokens = prefill_tokens
 
     def prefilled(self, ticket: Ticket) -> None:
-        if ticket.prefilling:
-            ticket.prefilling = False
-            self.prefilling_tokens -= len(ticket.request.input_ids)
+        self.prefilling_tokens -= ticket.prefilling_tokens
+        ticket.prefilling_tokens = 0
 
     def remove(self, ticket: Ticket) -> None:
         assert ticket.entry is not None

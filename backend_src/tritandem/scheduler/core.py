@@ -202,7 +202,7 @@ class SchedulerCore:
                 continue
             self._queue.take(ticket.number)
             ticket.submissions += 1
-            book.add(ticket, ticket.entry.tokens)
+            book.add(ticket, ticket.entry.tokens, demand.prefill_tokens(cached[chosen]))
             book.prefixes.remember(ticket.prefix_hashes)
             handed.setdefault(book.link, []).append(ticket)
         for link, tickets in handed.items():

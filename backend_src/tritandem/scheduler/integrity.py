@@ -29,7 +29,7 @@ def check_books(
     for book in books:
         held = book.tickets.values()
         committed_tokens = sum(ticket.entry.tokens for ticket in held if ticket.entry is not None)
-        prefilling_tokens = sum(len(ticket.request.input_ids) for ticket in held if ticket.prefilling)
+        prefilling_tokens = sum(ticket.prefilling_tokens for ticket in held)
         _claim(book.committed_tokens == committed_tokens, f"{book.link.name}: committed tokens are off")
         _claim(book.prefilling_tokens == prefilling_tokens, f"{book.link.name}: prefilling tokens are off")
 

@@ -38,7 +38,7 @@ class Ticket:
         "link",
         "logprobs",
         "number",
-        "prefilling",
+        "prefilling_tokens",
         "prefix_hashes",
         "prompt_text",
         "queued",
@@ -67,7 +67,7 @@ class Ticket:
         self.link: EngineLink | None = None
         self.submissions = 0
         self.dispatched_ns = 0
-        self.prefilling = False  # handed over, no token yet
+        self.prefilling_tokens = 0  # while handed over without a token: those its engine must compute
         self.prefix_hashes: list[int] = []
         # desk
         self.life = Life()
