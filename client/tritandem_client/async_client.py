@@ -63,10 +63,7 @@ class AsyncClient(ClientCore):
         return AsyncStream(self, request, self._timeout_s(options))
 
     async def stop(self, request_id: str, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error.
-
-        gRPC only: Triton's HTTP endpoints carry no request ids. Raises InvalidRequest over HTTP.
-        """
+        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error."""
         async for _ in self._transport.open(self._build_stop(request_id), timeout_s):
             pass
 

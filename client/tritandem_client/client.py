@@ -62,10 +62,7 @@ class Client(ClientCore):
         return Stream(self, request, self._timeout_s(options))
 
     def stop(self, request_id: str, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error.
-
-        gRPC only: Triton's HTTP endpoints carry no request ids. Raises InvalidRequest over HTTP.
-        """
+        """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error."""
         for _ in self._transport.open(self._build_stop(request_id), timeout_s):
             pass
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tritandem_client.errors import InvalidRequest
 from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_request, build_stop
 from tritandem_client.transports import ProtocolName, parse_address
 
@@ -20,14 +19,13 @@ class ClientCore:
 
     - `url`: `host:port` or `grpc|grpcs|http|https://host:port`; the default is 127.0.0.1 with Triton's port.
     - `model`: the direct model `scheduler` by default. It takes the same tensors as `ensemble`, and Triton
-      passes a cancelled gRPC stream on to it at once; an ensemble's steps never hear of it.
+      passes a closed or cancelled stream on to it at once; an ensemble's steps never hear of it.
     - `protocol`: "grpc" (default) or "http".
     - `timeout_s`: for a whole request, retries included; None is no limit. A call's own `timeout_s` wins.
     - `retries`: how often a Saturated request is sent again, waiting as long as the server says. Off by default.
     - `report`: what to ask for beside the text; () for deployments that lack these inputs.
     - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
-      does not reach the server's work, which is any model but the direct one. Never over HTTP, whose requests
-      carry no id: there the server's deadline is what bounds a broken-off request.
+      does not reach the server's work, which is any model but the direct one.
     - `ca_file`, `headers`, `connect_timeout_s`: PEM roots for TLS, metadata for every call, time to connect.
     """
 
@@ -49,8 +47,7 @@ class ClientCore:
             url, protocol, ca_file=ca_file, headers=headers, connect_timeout_s=connect_timeout_s
         )
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
-        wanted = model != DIRECT_MODEL if stop_on_close is None else stop_on_close
-        self.stop_on_close = wanted and self.address.protocol == "grpc"
+        self.stop_on_close = model != DIRECT_MODEL if stop_on_close is None else stop_on_close
         self._connect()
 
     def _connect(self) -> None:
@@ -77,9 +74,6 @@ class ClientCore:
         )
 
     def _build_stop(self, request_id: str) -> WireRequest:
-        """Raises InvalidRequest over HTTP: Triton's generate endpoints have no field for a request's id."""
-        if self.address.protocol == "http":
-            raise InvalidRequest("request_id", request_id, "a client with protocol grpc: over HTTP requests have no id")
         return build_stop(self.model, request_id)
 
     def _timeout_s(self, options: Options) -> float | None:

@@ -45,9 +45,3 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 def sync_way(request: pytest.FixtureRequest) -> Iterator[Way]:
     with ExitStack() as stack:
         yield Way("sync", request.param, stack)
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def grpc_way(request: pytest.FixtureRequest) -> Iterator[Way]:
-    with ExitStack() as stack:
-        yield Way(request.param, "grpc", stack)

@@ -68,8 +68,8 @@ def test_dropping_an_asyncio_stream_cancels() -> None:
         asyncio.run(run(server))
 
 
-def test_where_cancelling_does_not_reach_the_work_a_stop_follows(grpc_way: Any) -> None:
-    server, client = grpc_way.connect(hanging(chunk("a")), model="ensemble")
+def test_where_cancelling_does_not_reach_the_work_a_stop_follows(way: Any) -> None:
+    server, client = way.connect(hanging(chunk("a")), model="ensemble")
     with client.stream("x", request_id="r7") as stream:
         next(stream)
     client.health()  # lets the event loop, where there is one, do the sending

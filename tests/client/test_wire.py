@@ -124,7 +124,7 @@ def test_the_fake_servers_know_the_same_inputs_as_the_real_one() -> None:
     real = {tensor.name: (tensor.dtype, -1 in tensor.dims) for tensor in schema.INPUTS}
     for name, datatype in {**ONE_VALUE, **MANY_VALUES}.items():
         assert real[name] == (datatype, name in MANY_VALUES), name
-    assert set(PARAMETERS) == set(schema.PARAMETERS)
+    assert {*PARAMETERS, "request_id", "id"} == set(schema.PARAMETERS), "ids are read apart from the others"
     assert set(INPUT_TYPES) == set(ONE_VALUE) | set(MANY_VALUES)
 
 

@@ -2,7 +2,7 @@
 
 As strict as its gRPC sibling, and as peculiar as Triton: the status of the first response is the status of
 the whole, errors in an event stream come as `data: {"error": ...}`, `generate` demands one response, and a
-request has no id.
+request has no id but the one among its parameters.
 """
 
 from __future__ import annotations
@@ -117,10 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
                 assert isinstance(value, list), f"{name}={value!r}"
                 inputs[name] = value
             else:
-                assert name in PARAMETERS, f"unexpected key {name}"
+                assert name in PARAMETERS or name == "request_id", f"unexpected key {name}"
                 parameters[name] = value
         assert (route[2] == "generate_stream") == ("stream" in inputs), "the endpoint and the input `stream` agree"
-        return route[2], Received(route[1], "", inputs, parameters, dict(self.headers))
+        request_id = parameters.pop("request_id")
+        assert request_id and isinstance(request_id, str), f"request_id={request_id!r}"
+        return route[2], Received(route[1], request_id, inputs, parameters, dict(self.headers))
 
     def _answer(self, kind: str, said: Iterator[Outputs | Exception | None]) -> None:
         documents = (_document(one) for one in said if one is not None)

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from raw_client import RawClient
 
-FIRST_PORT, LAST_PORT = 18000, 18099
+FIRST_PORT = int(os.environ.get("TRITANDEM_TEST_FIRST_PORT", "18000"))
+LAST_PORT = FIRST_PORT + 99
 
 
 def demo_model() -> Path:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from conftest import start_server
 from raw_client import RawClient, in_background, number, text
+from server_memory import private_mb, shared_mb
+from tritandem.server import TritonServer
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.triton
@@ -88,28 +90,43 @@ for _ in stream:
 """
 
 
-def test_killed_clients_leave_nothing_in_the_engine(client: RawClient) -> None:
-    """Clients die by SIGKILL in mid-stream, several at a time, as a crashed host's would."""
-    before = client.engine_load()
-    left = KILLED_CLIENTS
-    while left:
-        group = [
-            subprocess.Popen(
-                [sys.executable, "-c", VICTIM, client.url, str(Path(__file__).parent)], stdout=subprocess.PIPE
-            )
-            for _ in range(min(left, 5))
-        ]
-        left -= len(group)
-        for victim in group:
-            assert victim.stdout is not None
-            assert victim.stdout.readline() == b"streaming\n"
-        for victim in group:
-            victim.kill()
-            victim.wait()
-            assert victim.stdout is not None
-            victim.stdout.close()
-        wait_until("no sequence is left", lambda: idle(client), 1.0)
-    assert client.engine_load().free_blocks == before.free_blocks
+MAX_GROWTH_MB = 24  # of one process; a lost request would keep its tensors, threads and queues
+
+
+def kill_in_mid_stream(client: RawClient, count: int) -> None:
+    """By SIGKILL, as a crashed host's clients end."""
+    victims = [
+        subprocess.Popen([sys.executable, "-c", VICTIM, client.url, str(Path(__file__).parent)], stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    for victim in victims:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"streaming\n"
+    for victim in victims:
+        victim.kill()
+        victim.wait()
+        assert victim.stdout is not None
+        victim.stdout.close()
+
+
+def test_killed_clients_leave_nothing_behind(server: TritonServer, client: RawClient) -> None:
+    wait_until("the engine is idle", lambda: idle(client), 30.0)
+    blocks = client.engine_load().free_blocks
+    kill_in_mid_stream(client, 5)  # pools and arenas have their size afterwards
+    wait_until("no sequence is left", lambda: idle(client), 1.0)
+    before, shared = private_mb(server), shared_mb(server)
+    slowest_s = 0.0
+    for left in range(KILLED_CLIENTS, 0, -5):
+        kill_in_mid_stream(client, min(left, 5))
+        slowest_s = max(slowest_s, wait_until("no sequence is left", lambda: idle(client), 1.0))
+    assert client.engine_load().free_blocks == blocks
+    growth = {name: round(now - before[name], 1) for name, now in private_mb(server).items()}
+    print(
+        f"{KILLED_CLIENTS} killed; slowest end {slowest_s:.2f} s; private growth {growth} MB;",
+        f"shared {shared:.1f} -> {shared_mb(server):.1f} MB",
+    )
+    assert max(growth.values()) < MAX_GROWTH_MB, growth
+    assert shared_mb(server) - shared < MAX_GROWTH_MB
     assert client.answer("scheduler", {"text_input": text("Hello"), "max_tokens": number(2, np.int32)})
 
 

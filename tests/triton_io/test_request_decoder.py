@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass
 from tritandem.triton_io.prompt_source import read_parameters
-from tritandem.triton_io.request_decoder import ModelLimits, complete, decode
+from tritandem.triton_io.request_decoder import ModelLimits, complete, decode, read_request_id
 from tritandem.triton_io.tensor_values import Inputs
 
 PROMPT = {"text_input": text("hello")}
@@ -204,6 +204,13 @@ def test_a_bad_tensor_is_refused_by_name(arrays: dict[str, Any], message: str) -
     assert str(refused.value).startswith(message)
 
 
+def test_an_id_comes_by_the_protocol_or_among_the_parameters() -> None:
+    for parameters in ({"request_id": "a"}, {"id": "a"}, {"request_id": "a", "id": "b"}):
+        assert read_request_id("", parameters) == "a"
+        assert read_request_id("carried", parameters) == "carried"
+    assert read_request_id("", {}) == ""
+
+
 BAD_PARAMETERS: list[dict[str, Any]] = [
     {"deadline_ms": 0},
     {"deadline_ms": "soon"},
@@ -211,6 +218,8 @@ BAD_PARAMETERS: list[dict[str, Any]] = [
     {"priority_class": 3},
     {"tenant": "x" * 129},
     {"tenant": 5},
+    {"request_id": "x" * 257},
+    {"id": 7},
     {"colour": "red"},
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from typing import Any
 
@@ -22,6 +23,7 @@ from tritandem.contracts import (
     Stamps,
     TokenLogprob,
 )
+from tritandem.scheduler import FinishedRequest
 from tritandem.triton_io.bls_tokenizer import BlsTokenizer
 from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.scheduler_plug import SchedulerPlug
@@ -72,8 +74,15 @@ def service() -> RecordingService:
 
 
 @pytest.fixture
-def plug(service: RecordingService) -> SchedulerPlug:
-    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, RecordingPublisher(service.calls))
+def refused() -> queue.Queue[FinishedRequest]:
+    """What the plug ended itself, as metrics and log hear of it."""
+    return queue.Queue()
+
+
+@pytest.fixture
+def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
+    publisher = RecordingPublisher(service.calls)
+    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher)
 
 
 def tokenized(*ids: int, arrays: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -133,6 +142,41 @@ def test_a_refusal_of_the_tokenizer_keeps_its_words(plug: SchedulerPlug, service
     assert not service.taken
 
 
+def test_a_refusal_that_the_ensemble_carries_keeps_its_words_too(plug: SchedulerPlug) -> None:
+    words = "REJECTED_INVALID: text_input: given '', allowed: at least one character"
+    for refusal, message in ((words, words), ("FAILED: secret", "FAILED: tokenizer: FAILED: secret")):
+        request, sender = received(tokenized(-1) | {"refusal": text(refusal)})
+        plug.execute([request])
+        assert sender.wait_end()[0].error().message() == message
+    taken, sender = received(tokenized(1) | {"refusal": text("")})
+    plug.execute([taken])
+    assert not sender.responses
+
+
+def test_what_never_reached_the_service_is_recorded_once(
+    plug: SchedulerPlug, refused: queue.Queue[FinishedRequest]
+) -> None:
+    tokenizer_says(*range(100))
+    cases = {
+        "by the tokenizer": {"text_input": text("bad"), "priority": text("batch")},
+        "too long": {"text_input": text("long"), "priority": text("batch")},
+        "undecodable": tokenized(1) | {"top_p": one(7, np.float32)},
+        "in the ensemble": tokenized(-1) | {"refusal": text("REJECTED_INVALID: a: given b, allowed: c")},
+    }
+    for name, arrays in cases.items():
+        request, sender = received(arrays, request_id=name)
+        plug.execute([request])
+        record = refused.get(timeout=5.0)
+        [response] = sender.wait_end()
+        assert (record.request_id, record.outcome) == (name, Outcome.REJECTED_INVALID)
+        assert record.error == response.error().message()
+        assert 0 < record.stamps.received_ns <= record.stamps.finished_ns
+        assert record.priority is (PriorityClass.BATCH if "priority" in arrays else PriorityClass.NORMAL)
+    assert refused.empty()
+    plug.execute([received(tokenized(1))[0]])
+    assert refused.empty()
+
+
 def test_limits_are_checked_after_tokenizing(plug: SchedulerPlug) -> None:
     tokenizer_says(*range(100))
     request, sender = received({"text_input": text("long")})
@@ -165,6 +209,10 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
         [response] = sender.wait_end()
         assert response.arrays()["outcome"].tolist() == [b"STOPPED"]
     assert service.calls == ["start", "publish", "stop abc", "stop abc"]
+    by_parameter, sender = received({"stop": one(True, np.bool_)}, {"request_id": "over http"}, request_id="")
+    plug.execute([by_parameter])
+    assert sender.wait_end()[0].arrays()["outcome"].tolist() == [b"STOPPED"]
+    assert service.calls[-1] == "stop over http"
     nameless, sender = received({"stop": one(True, np.bool_)}, request_id="")
     plug.execute([nameless])
     assert "stop: given" in sender.wait_end()[0].error().message()

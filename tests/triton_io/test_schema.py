@@ -35,9 +35,9 @@ def test_the_ensemble_declares_the_table() -> None:
     assert all(tensor.optional for tensor in parsed.input)
 
 
-def test_the_scheduler_declares_the_table_and_the_tokenizers_stamps() -> None:
+def test_the_scheduler_declares_the_table_and_what_the_tokenizer_adds() -> None:
     parsed = config("scheduler")
-    assert declared(parsed.input) == table((*schema.INPUTS, schema.TOKENIZED_NS))
+    assert declared(parsed.input) == table((*schema.INPUTS, schema.TOKENIZED_NS, schema.REFUSAL))
     assert declared(parsed.output) == table(schema.OUTPUTS)
     for tensor in parsed.input:
         assert tensor.optional
@@ -47,16 +47,18 @@ def test_the_scheduler_declares_the_table_and_the_tokenizers_stamps() -> None:
 def test_the_tokenizer_declares_rows_of_the_table() -> None:
     rows = table(schema.INPUTS)
     assert all(rows[name] == row for name, row in declared(config("tokenizer").input).items())
-    assert declared(config("tokenizer").output)["tokenized_ns"] == table([schema.TOKENIZED_NS])["tokenized_ns"]
+    added = table([schema.TOKENIZED_NS, schema.REFUSAL])
+    assert added.items() <= declared(config("tokenizer").output).items()
 
 
 def test_the_ensemble_hands_every_input_to_the_scheduler_and_takes_every_output() -> None:
     tokenizer, scheduler = config("ensemble").ensemble_scheduling.step
-    wanted = {name: name for name in table(schema.INPUTS)} | {"input_ids": "_ids", "tokenized_ns": "_tokenized_ns"}
+    internal = {"input_ids": "_ids", "tokenized_ns": "_tokenized_ns", "refusal": "_refusal"}
+    wanted = {name: name for name in table(schema.INPUTS)} | internal
     assert dict(scheduler.input_map) == wanted
     assert dict(scheduler.output_map) == {name: name for name in table(schema.OUTPUTS)}
     assert set(tokenizer.input_map) == set(declared(config("tokenizer").input))
-    assert dict(tokenizer.output_map) == {"input_ids": "_ids", "tokenized_ns": "_tokenized_ns"}
+    assert dict(tokenizer.output_map) == internal
 
 
 def test_every_step_takes_at_least_the_ensembles_batch() -> None:

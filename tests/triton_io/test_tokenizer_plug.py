@@ -18,12 +18,14 @@ LONG = 100
 class SlowForLongTexts:
     """Ids are character codes; texts of LONG characters and more finish when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int | None = None) -> None:
+        self.max_tokens = max_tokens
         self.order: list[str] = []
         self.unfinished: list[tuple[str, Future[Any]]] = []
         self.closed = False
 
-    def submit(self, text: str) -> Future[Any]:
+    def submit(self, text: str, *, max_tokens: int | None) -> Future[Any]:
+        assert max_tokens == self.max_tokens
         self.order.append(text)
         future: Future[Any] = Future()
         if len(text) >= LONG:
@@ -36,8 +38,8 @@ class SlowForLongTexts:
             future.set_result(self.encoded(text))
         return future
 
-    def submit_chat(self, messages: Any) -> Future[Any]:
-        return self.submit("|".join(message["content"] for message in messages))
+    def submit_chat(self, messages: Any, *, max_tokens: int | None) -> Future[Any]:
+        return self.submit("|".join(message["content"] for message in messages), max_tokens=max_tokens)
 
     def finish_long_texts(self) -> None:
         for text_, future in self.unfinished:
@@ -82,6 +84,18 @@ def test_a_refused_text_harms_no_other() -> None:
         assert response.error().code() == "INVALID_ARG"
         assert response.error().message().startswith("REJECTED_INVALID: text_input: ")
         assert message in response.error().message()
+
+
+def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error() -> None:
+    plug = TokenizerPlug(SlowForLongTexts(max_tokens=9), max_tokens=9)
+    requests = [
+        received({"text_input": text(word)}, outputs=["input_ids", "refusal"]) for word in ("a", "refuse me", "")
+    ]
+    plug.execute([request for request, _ in requests])
+    refusals = [sender.wait_end()[0].arrays()["refusal"][0][0].decode() for _, sender in requests]
+    assert refusals[0] == ""
+    assert refusals[1] == "REJECTED_INVALID: text_input: given 'refuse me', allowed: another text"
+    assert "at least one character" in refusals[2]
 
 
 def test_an_unexpected_error_is_hidden_from_the_client_and_told_to_the_log() -> None:

@@ -78,11 +78,12 @@ class BlsTokenizer:
         )
         response = request.exec()
         if response.has_error():
-            raise _error_of(response.error().message())
+            raise error_of(response.error().message())
         arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
         return np.array(arrays["input_ids"].reshape(-1), np.int32), int(arrays["tokenized_ns"].reshape(-1)[1])
 
 
-def _error_of(message: str) -> TritandemError:
+def error_of(message: str) -> TritandemError:
+    """What the tokenizer said, as the error it was."""
     found = _INVALID.search(message)
     return RemoteInvalid(*found.groups()) if found else EngineFailed(f"tokenizer: {message}")

@@ -26,6 +26,7 @@ from .tensor_values import Inputs
 
 MAX_DEADLINE_MS = 86_400_000
 MAX_TENANT_CHARS = 128
+MAX_REQUEST_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def decode(request_id: str, inputs: Inputs, parameters: Mapping[str, Any], recei
     prompt = read_prompt(inputs, parameters)
     sampling_parameters = {name: value for name, value in parameters.items() if is_sampling_name(name)}
     return Draft(
-        request_id=request_id,
+        request_id=read_request_id(request_id, parameters),
         prompt=prompt,
         fields=merge(inputs, sampling_parameters),
         returns=_read_returns(inputs, prompt),
@@ -77,6 +78,16 @@ def decode(request_id: str, inputs: Inputs, parameters: Mapping[str, Any], recei
         deadline_ms=_read_deadline(inputs.number("deadline_ms"), parameters.get("deadline_ms")),
         received_ns=received_ns,
     )
+
+
+def read_request_id(request_id: str, parameters: Mapping[str, Any]) -> str:
+    """The id that the protocol carried, else the one among the parameters; "": none. Raises InvalidRequest."""
+    for name in ("request_id", "id"):
+        value = parameters.get(name, "")
+        if not isinstance(value, str) or len(value) > MAX_REQUEST_ID_CHARS:
+            raise InvalidRequest(name, value, f"a text of at most {MAX_REQUEST_ID_CHARS} characters")
+        request_id = request_id or value
+    return request_id
 
 
 def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: ModelLimits) -> GenerationRequest:

@@ -20,13 +20,17 @@ from ..contracts import (
     InvalidRequest,
     Outcome,
     OutputOptions,
+    PriorityClass,
     ResponseSink,
+    Stamps,
+    TritandemError,
 )
-from .bls_tokenizer import BlsTokenizer
+from ..scheduler.ports import FinishedRequest
+from .bls_tokenizer import BlsTokenizer, error_of
 from .prompt_source import read_parameters
 from .replies import error_response, public_error
 from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode
-from .schema import TOKENIZED_NS
+from .schema import REFUSAL, TOKENIZED_NS
 from .sinks import FINAL, TritonSink
 from .tensor_values import Inputs
 
@@ -54,7 +58,10 @@ class Publisher(Protocol):
 
 
 class SchedulerPlug:
-    """`limits` is called on the first request, when engines can be asked; its answer is kept."""
+    """`limits` is called on the first request, when engines can be asked; its answer is kept.
+
+    `refused` hears of every request that ends here instead of in the service.
+    """
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class SchedulerPlug:
         limits: Callable[[], ModelLimits],
         token_text: Callable[[int], str],
         drain_timeout_s: float,
+        refused: Callable[[FinishedRequest], None],
         publisher: Publisher,
     ) -> None:
         self._service = service
@@ -71,6 +79,7 @@ class SchedulerPlug:
         self._limits: ModelLimits | None = None
         self._token_text = token_text
         self._drain_timeout_s = drain_timeout_s
+        self._refused = refused
         self._publisher = publisher
         self._started = False
 
@@ -82,7 +91,9 @@ class SchedulerPlug:
                 self._start_once()
                 self._accept(request, sender, received_ns)
             except Exception as error:  # answered, not raised: the other requests of the batch go on
-                sender.send(error_response(error), flags=FINAL)
+                public = public_error(error)
+                sender.send(error_response(public), flags=FINAL)
+                self._refused(refusal_record(request.request_id(), received_ns, public))
 
     def close(self) -> None:
         """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
@@ -107,6 +118,9 @@ class SchedulerPlug:
     def _accept(self, request: Any, sender: Any, received_ns: int) -> None:
         """Raises before anything was handed over; afterwards the sink answers."""
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        refusal = arrays.pop(REFUSAL.name, None)
+        if refusal is not None and refusal.reshape(-1)[0]:
+            raise error_of(refusal.reshape(-1)[0].decode())
         parameters = read_parameters(request.parameters())
         stamps = arrays.pop(TOKENIZED_NS.name, None)
         ids = _take_ids(arrays, parameters) if stamps is not None else None
@@ -129,15 +143,21 @@ class SchedulerPlug:
     def _tokenize(self, draft: Draft, sink: TritonSink) -> None:
         limits = self._model_limits()
 
+        def failed(error: Exception) -> None:
+            public = public_error(error)
+            sink.fail(public)
+            priority = limits.default_priority if draft.priority is None else draft.priority
+            self._refused(refusal_record(draft.request_id, draft.received_ns, public, priority, draft.tenant))
+
         def then(ids: Int32Array, tokenized_ns: int) -> None:
             try:
                 request = complete(draft, ids, tokenized_ns, limits)
             except InvalidRequest as error:
-                sink.fail(error)
+                failed(error)
                 return
             self._service.submit(request, sink)
 
-        self._tokenizer.submit(draft.prompt, draft.request_id, then, lambda error: sink.fail(public_error(error)))
+        self._tokenizer.submit(draft.prompt, draft.request_id, then, failed)
 
     def _stop(self, request_id: str, sender: Any, wanted: Sequence[str]) -> None:
         if not request_id:
@@ -146,6 +166,29 @@ class SchedulerPlug:
         returns = ReturnOptions(OutputOptions(), frozenset({"finish_reason"}))
         sink = TritonSink(sender, returns, wanted, self._token_text)
         sink.finish(Chunk("", 0, finish_reason=FinishReason.CANCELLED, outcome=Outcome.STOPPED))
+
+
+def refusal_record(
+    request_id: str,
+    received_ns: int,
+    error: TritandemError,
+    priority: PriorityClass = PriorityClass.NORMAL,
+    tenant: str = "",
+) -> FinishedRequest:
+    """For metrics and log: a request that ended before the service knew it."""
+    return FinishedRequest(
+        request_id=request_id,
+        outcome=error.outcome,
+        priority=priority,
+        tenant=tenant,
+        stamps=Stamps(received_ns=received_ns, finished_ns=time.monotonic_ns()),
+        num_input_tokens=0,
+        num_output_tokens=0,
+        cached_tokens=0,
+        num_responses=1,
+        engine="",
+        error=error.public_message(),
+    )
 
 
 def _take_ids(arrays: dict[str, Any], parameters: Mapping[str, Any]) -> Int32Array:

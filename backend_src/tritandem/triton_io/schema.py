@@ -147,10 +147,13 @@ PARAMETERS = {
     "priority_class": "as the input priority",
     "deadline_ms": "as the input deadline_ms",
     "tenant": "whose fair share this counts against, at most 128 characters",
+    "request_id": "the request's id where the protocol carries none (HTTP), at most 256 characters",
+    "id": "as request_id: what Triton makes of the key `id` of an HTTP body",
 }
 
 # Tensors between tokenizer and scheduler, beside the public ones.
 TOKENIZED_NS = PublicTensor("tokenized_ns", "INT64", (2,), "", "", "when the text arrived and when its ids were ready")
+REFUSAL = PublicTensor("refusal", "BYTES", (1,), "", "", "why there are no ids; empty when there are")
 
 
 def by_name(tensors: Iterable[PublicTensor]) -> dict[str, PublicTensor]:

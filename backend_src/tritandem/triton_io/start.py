@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from ..config import SchedulerConfig, config_from_environment, model_folder_from_environment
 from ..contracts import EngineFailed, EnginePort, PriorityClass
+from .context_limit import most_prompt_tokens
 from .request_decoder import ModelLimits
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def start_tokenizer() -> TokenizerPlug:
     from .tokenizer_plug import TokenizerPlug
 
     log_to_triton()
-    return TokenizerPlug(load_tokenizer(model_folder_from_environment(), config_from_environment().tokenizer))
+    model, config = model_folder_from_environment(), config_from_environment()
+    return TokenizerPlug(load_tokenizer(model, config.tokenizer), most_prompt_tokens(model, config.engine))
 
 
 def start_engine(args: Mapping[str, str]) -> EnginePlug:
@@ -66,18 +68,20 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
 
     log_to_triton()
     config = config_from_environment()
-    tokenizer = load_tokenizer(model_folder_from_environment(), config.tokenizer)
+    # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
+    tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     engines: list[EnginePort] = [BlsEngine(name) for name in names]
     streams = tokenizer.streams()
     registry = Registry()
-    observer = RequestObserver(registry, pb_utils.Logger.log_info)
+    observer = RequestObserver(registry, pb_utils.Logger.log_info if config.telemetry.request_log else None)
     return SchedulerPlug(
         SchedulerService(engines, streams, config.scheduler, observer),
         BlsTokenizer(),
         lambda: ask_limits(engines, tokenizer, config.scheduler),
         lambda token_id: token_text(streams, token_id),
         config.scheduler.drain_timeout_s,
+        observer.finished,
         Publisher(registry, TritonMetricSink(), "scheduler", before=[observer.write_log], machine_wide=True),
     )
 

@@ -1,5 +1,8 @@
 """The model `tokenizer`: text, chat or ids in, ids and stamps out; one `execute` serves many requests.
 
+A caller that takes the output `refusal` gets errors there, so that the ensemble's next step, the scheduler,
+ends every request; anybody else gets error responses.
+
 `execute` returns before long texts are done: each request has its own response sender, so that a short text
 never waits for a long one in its batch, and the dynamic batcher goes on. Responses are sent from Triton's
 thread for short texts and from the tokenizer's pool for long ones.
@@ -17,13 +20,15 @@ import triton_python_backend_utils as pb_utils
 
 from ..contracts import Int32Array, InvalidRequest
 from .prompt_source import PromptSource, read_parameters, read_prompt
-from .replies import error_response
+from .replies import error_response, public_error
+from .schema import REFUSAL
 from .tensor_values import Inputs
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 # Ids of a request that has no prompt because it stops another one; the scheduler does not read them.
 _STOP_IDS: Int32Array = np.zeros(1, np.int32)
+_NO_IDS: Int32Array = np.full(1, -1, np.int32)
 
 
 class Encoded(Protocol):
@@ -34,49 +39,52 @@ class Encoded(Protocol):
 class Tokenizer(Protocol):
     """What is used of `tokenizer.TextTokenizer`."""
 
-    def submit(self, text: str) -> Future[Any]: ...
+    def submit(self, text: str, *, max_tokens: int | None) -> Future[Any]: ...
 
-    def submit_chat(self, messages: Sequence[dict[str, Any]]) -> Future[Any]: ...
+    def submit_chat(self, messages: Sequence[dict[str, Any]], *, max_tokens: int | None) -> Future[Any]: ...
 
     def close(self) -> None: ...
 
 
 class TokenizerPlug:
-    """Answers every request exactly once, with ids or with the error of that request alone."""
+    """Answers every request exactly once, with ids or with the error of that request alone.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Short texts are answered when this returns, long ones later."""
         received_ns = time.monotonic_ns()
-        prompts: list[tuple[int, PromptSource, Any]] = []
+        prompts: list[tuple[int, PromptSource, _Reply]] = []
         for request in requests:
-            sender = request.get_response_sender()
+            reply = _Reply(request, received_ns)
             try:
                 arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 prompt = read_prompt(Inputs(arrays), read_parameters(request.parameters()))
             except InvalidRequest as error:
-                sender.send(error_response(error), flags=FINAL)
+                reply.refuse(error)
                 continue
-            prompts.append((_cost(prompt), prompt, sender))
-        for _, prompt, sender in sorted(prompts, key=lambda entry: entry[0]):
-            self._encode(prompt, sender, received_ns)
+            prompts.append((_cost(prompt), prompt, reply))
+        for _, prompt, reply in sorted(prompts, key=lambda entry: entry[0]):
+            self._encode(prompt, reply)
 
     def close(self) -> None:
         """Wait for the texts that are still being encoded; nothing is sent afterwards."""
         self._tokenizer.close()
 
-    def _encode(self, prompt: PromptSource, sender: Any, received_ns: int) -> None:
+    def _encode(self, prompt: PromptSource, reply: _Reply) -> None:
         if prompt.text is not None:
-            future = self._tokenizer.submit(prompt.text)
+            future = self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
         elif prompt.messages is not None:
-            future = self._tokenizer.submit_chat(prompt.messages)
+            future = self._tokenizer.submit_chat(prompt.messages, max_tokens=self._max_tokens)
         else:
-            ids = _STOP_IDS if prompt.input_ids is None else prompt.input_ids
-            _answer(sender, ids, received_ns)
+            reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
-        future.add_done_callback(lambda done: _answer_future(sender, done, received_ns))
+        future.add_done_callback(reply.settle)
 
 
 def _cost(prompt: PromptSource) -> int:
@@ -86,15 +94,33 @@ def _cost(prompt: PromptSource) -> int:
     return sum(len(str(message)) for message in prompt.messages or ())
 
 
-def _answer_future(sender: Any, done: Future[Any], received_ns: int) -> None:
-    error = done.exception()
-    if error is None:
-        _answer(sender, done.result().ids, received_ns)
-    else:
-        sender.send(error_response(error), flags=FINAL)
+class _Reply:
+    """The one answer to one request."""
 
+    def __init__(self, request: Any, received_ns: int) -> None:
+        self._sender = request.get_response_sender()
+        self._takes_refusals = REFUSAL.name in request.requested_output_names()
+        self._received_ns = received_ns
 
-def _answer(sender: Any, ids: Int32Array, received_ns: int) -> None:
-    stamps = np.array([[received_ns, time.monotonic_ns()]], np.int64)
-    tensors = [pb_utils.Tensor("input_ids", ids.reshape(1, -1)), pb_utils.Tensor("tokenized_ns", stamps)]
-    sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)
+    def settle(self, done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self.answer(done.result().ids)
+        else:
+            self.refuse(error)
+
+    def refuse(self, error: BaseException) -> None:
+        if self._takes_refusals:
+            self.answer(_NO_IDS, public_error(error).public_message())
+        else:
+            self._sender.send(error_response(error), flags=FINAL)
+
+    def answer(self, ids: Int32Array, refusal: str = "") -> None:
+        arrays = {
+            "input_ids": ids.reshape(1, -1),
+            "tokenized_ns": np.array([[self._received_ns, time.monotonic_ns()]], np.int64),
+        }
+        if self._takes_refusals:
+            arrays[REFUSAL.name] = np.array([[refusal.encode()]], np.object_)
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)

@@ -49,9 +49,9 @@ def path(request: WireRequest) -> str:
 
 
 def to_body(request: WireRequest) -> dict[str, Any]:
-    """Keys that are no inputs of the model reach it as request parameters; there is no key for the request's id."""
+    """Keys that are no inputs of the model reach it as request parameters; so does the id, which has no field here."""
     tensors = {t.name: list(t.values) if t.name in _LISTS else t.values[0] for t in request.tensors}
-    return {**tensors, **request.parameters}
+    return {**tensors, **request.parameters, "request_id": request.request_id}
 
 
 def to_outputs(event: dict[str, Any]) -> Outputs:
