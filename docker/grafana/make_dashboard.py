@@ -114,7 +114,11 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "Tokens per response",
             "short",
             "1 while delivery keeps up; larger when clients or the sender are slower than the engine.",
-            quantiles("tritandem_response_tokens"),
+            {
+                "mean": f"sum(rate(tritandem_response_tokens_sum{{SEL}}[{RATE}]))"
+                f" / sum(rate(tritandem_response_tokens_count{{SEL}}[{RATE}]))",
+                "p99": p99("tritandem_response_tokens"),
+            },
         ),
         Panel(
             "Detokenize and send",
