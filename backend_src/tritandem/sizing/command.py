@@ -44,13 +44,13 @@ def add_command(subparsers: Any, resolve_model: ResolveModel = existing_folder) 
         description="How many cores a deployment needs: the published rule, max(4, GPUs x (2 + log2(mean input "
         "tokens / 1024))), beside a model of measured costs, and what cloud instances have.",
     )
-    size.add_argument("--gpus", type=_whole("--gpus", MOST_GPUS), required=True, metavar="N")
-    size.add_argument("--input-tokens", type=_number("--input-tokens", 1, MOST_TOKENS), required=True, metavar="MEAN")
-    size.add_argument("--output-tokens", type=_number("--output-tokens", 1, MOST_TOKENS), default=256.0, metavar="MEAN")
-    size.add_argument("--rps", type=_number("--rps", 1e-6, MOST_RPS), metavar="RATE", help="requests a second, in all")
+    size.add_argument("--gpus", type=_whole(MOST_GPUS), required=True, metavar="N")
+    size.add_argument("--input-tokens", type=_number(1, MOST_TOKENS), required=True, metavar="MEAN")
+    size.add_argument("--output-tokens", type=_number(1, MOST_TOKENS), default=256.0, metavar="MEAN")
+    size.add_argument("--rps", type=_number(1e-6, MOST_RPS), metavar="RATE", help="requests a second, in all")
     size.add_argument(
         "--decode-step-ms",
-        type=_number("--decode-step-ms", 1e-3, 1e5),
+        type=_number(1e-3, 1e5),
         default=10.0,
         metavar="MS",
         help="how long one decode step takes on the GPU (default: %(default)s)",
@@ -75,7 +75,7 @@ def add_command(subparsers: Any, resolve_model: ResolveModel = existing_folder) 
     )
     calibrate.add_argument(
         "--seconds",
-        type=_number("--seconds", 0.01, 600),
+        type=_number(0.01, 600),
         default=3.0,
         help="of each (default: %(default)s)",
     )
@@ -131,23 +131,23 @@ def run_calibrate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _whole(flag: str, most: int) -> Any:
+def _whole(most: int) -> Any:
     def parse(given: str) -> int:
         if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
-            raise argparse.ArgumentTypeError(f"{flag}: given {given}, allowed: a whole number in 1..{most}")
+            raise argparse.ArgumentTypeError(f"given {given}, allowed: a whole number in 1..{most}")
         return int(given)
 
     return parse
 
 
-def _number(flag: str, least: float, most: float) -> Any:
+def _number(least: float, most: float) -> Any:
     def parse(given: str) -> float:
         try:
             value = float(given)
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{flag}: given {given}, allowed: a number in [{least:g}, {most:g}]")
+            raise argparse.ArgumentTypeError(f"given {given}, allowed: a number in [{least:g}, {most:g}]")
         return value
 
     return parse
