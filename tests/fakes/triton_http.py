@@ -121,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
                 parameters[name] = value
         assert (route[2] == "generate_stream") == ("stream" in inputs), "the endpoint and the input `stream` agree"
         request_id = parameters.pop("request_id")
-        assert request_id and isinstance(request_id, str), f"request_id={request_id!r}"
+        assert isinstance(request_id, str), f"request_id={request_id!r}"
+        assert request_id, "request_id is empty"
         return route[2], Received(route[1], request_id, inputs, parameters, dict(self.headers))
 
     def _answer(self, kind: str, said: Iterator[Outputs | Exception | None]) -> None:
