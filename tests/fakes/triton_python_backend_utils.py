@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class InferenceRequest:
     `models` maps a model's name to what answers a call: arrays and parameters in, responses out.
     """
 
-    models: dict[str, Callable[[InferenceRequest], list[InferenceResponse]]] = {}  # noqa: RUF012
+    models: dict[str, Callable[[InferenceRequest], Iterable[InferenceResponse]]] = {}  # noqa: RUF012
     decoupled: set[str] = set()  # noqa: RUF012
 
     def __init__(
@@ -178,16 +178,36 @@ class InferenceRequest:
             raise TritonModelException(f"{self._model_name}: wrong value of `decoupled`")
         responses = self.models[self._model_name](self)
         if decoupled:
-            return _iterate(responses)
+            return ResponseIterator(responses)
         [response] = responses
         return response
 
 
-def _iterate(responses: list[InferenceResponse]) -> Iterator[InferenceResponse]:
-    """The real iterator frees a response's memory when it moves on: so does this one, by overwriting it."""
-    for response in responses:
-        yield response
-        for tensor in response.output_tensors():
+class ResponseIterator:
+    """Two traits of the real one: it frees a response's memory when it moves on (here by overwriting it), and a
+    `for` over one that has ended begins anew."""
+
+    def __init__(self, responses: Iterable[InferenceResponse]) -> None:
+        self._coming = iter(responses)
+        self._seen: list[InferenceResponse] = []
+        self._again: Iterator[InferenceResponse] = iter(())
+        self.ended = False
+
+    def __iter__(self) -> ResponseIterator:
+        if self.ended:
+            self._again = iter(self._seen)
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self.ended:
+            return next(self._again)
+        for tensor in self._seen[-1].output_tensors() if self._seen else ():
             array = tensor.as_numpy()
             if array.flags.writeable and array.dtype.kind in "if":
                 array.fill(-1)
+        try:
+            self._seen.append(next(self._coming))
+        except StopIteration:
+            self.ended = True
+            raise
+        return self._seen[-1]

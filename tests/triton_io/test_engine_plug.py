@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from tritandem.contracts import (
     TokenBatch,
     TritandemError,
 )
-from tritandem.triton_io import engine_wire
+from tritandem.triton_io import bls_engine, call_relay, engine_wire
 from tritandem.triton_io.bls_engine import BlsEngine
 from tritandem.triton_io.call_relay import CallRelay
 from tritandem.triton_io.engine_plug import EnginePlug
 from tritandem.triton_io.engine_wire import Op
+from tritandem.triton_io.finished_calls import FinishedCalls
 
 IDLE_S = 0.2
 
@@ -122,21 +124,28 @@ def port(plug: EnginePlug) -> BlsEngine:
 
     pb_utils.InferenceRequest.models["engine_calls"] = relay
 
-    def carry(request: Any) -> list[Any]:
+    def carry(request: Any) -> Iterator[Any]:
         forwarded, sender = received(request.arrays())
         plug.execute([forwarded])
-        responses: list[Any] = sender.wait_end()
-        return responses
+        return responses_of(sender)
 
     pb_utils.InferenceRequest.models["engine"] = carry
     pb_utils.InferenceRequest.decoupled.add("engine")
-    return BlsEngine("engine")
+    return BlsEngine("engine", FinishedCalls())
 
 
 def open_stream(plug: EnginePlug, sender: Any = None) -> Any:
     request, sender = received({"header": engine_wire.pack_call(Op.STREAM)}, sender=sender)
     plug.execute([request])
     return sender
+
+
+def responses_of(sender: Any) -> Iterator[Any]:
+    """As they come, to the last one."""
+    for count in itertools.count(1):
+        yield sender.wait(count)[count - 1]
+        if sender.ended.is_set() and len(sender.responses) == count:
+            return
 
 
 def rows_of(response: Any) -> int:
@@ -176,26 +185,28 @@ def test_a_blocked_receiver_costs_message_size_and_no_step(plug: EnginePlug, ser
     entered, released = threading.Semaphore(0), threading.Event()
 
     def block() -> None:
-        entered.release()
-        assert released.wait(5.0)
+        if sender.responses:  # the greeting passes
+            entered.release()
+            assert released.wait(5.0)
 
-    sender = open_stream(plug, pb_utils.ResponseSender(block))
+    sender = pb_utils.ResponseSender(block)
+    open_stream(plug, sender)
     service.step()
     assert entered.acquire(timeout=5.0)
     for _ in range(49):
         service.step()
     released.set()
-    first, second, end = sender.wait_end()
-    assert (rows_of(first), rows_of(second), end.arrays()) == (1, 49, {})
+    greeting, first, second, end = sender.wait_end()
+    assert (greeting.arrays(), rows_of(first), rows_of(second), end.arrays()) == ({}, 1, 49, {})
 
 
 def test_a_second_stream_ends_the_first(plug: EnginePlug, service: ScriptedService) -> None:
     first = open_stream(plug)
     second = open_stream(plug)
-    assert [response.arrays() for response in first.wait_end()] == [{}]
+    assert [response.arrays() for response in first.wait_end()] == [{}, {}]
     service.submit([sequence(1, 1)])
     service.step()
-    assert rows_of(second.wait(1)[0]) == 1
+    assert rows_of(second.wait(2)[1]) == 1
 
 
 def test_a_stream_with_live_sequences_outlasts_the_idle_time(plug: EnginePlug, service: ScriptedService) -> None:
@@ -203,7 +214,7 @@ def test_a_stream_with_live_sequences_outlasts_the_idle_time(plug: EnginePlug, s
     sender = open_stream(plug)
     assert not sender.ended.wait(3 * IDLE_S)
     service.step()
-    assert rows_of(sender.wait_end()[0]) == 1
+    assert rows_of(sender.wait_end()[1]) == 1
 
 
 def test_closing_ends_stream_and_service_in_that_order(plug: EnginePlug, service: ScriptedService) -> None:
@@ -257,3 +268,106 @@ def test_calls_that_a_stopping_server_refuses_leave_the_streams_alone(port: BlsE
     port.cancel([1])
     [refusal] = port.submit([sequence(1)])
     assert isinstance(refusal, Draining)
+
+
+def open_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every call to the engine that is made from now on."""
+    calls: list[Any] = []
+    made = pb_utils.InferenceRequest.exec
+
+    def recorded(request: Any, decoupled: bool = False) -> Any:
+        result = made(request, decoupled)
+        if decoupled and request.arrays()["header"][0] == Op.STREAM:
+            calls.append(result)
+        return result
+
+    monkeypatch.setattr(pb_utils.InferenceRequest, "exec", recorded)
+    return calls
+
+
+def tokens_one_by_one(stream: Iterator[TokenBatch], service: ScriptedService, count: int) -> list[int]:
+    """How many rows each of `count` steps brought."""
+    rows = []
+    for _ in range(count):
+        service.step()
+        rows.append(len(next(stream).seq_ids))
+    return rows
+
+
+def test_a_long_stream_goes_on_in_further_calls_without_losing_a_token(
+    port: BlsEngine, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bls_engine, "ROTATE_AFTER_RESPONSES", 2)
+    calls = open_calls(monkeypatch)
+    service.submit([sequence(1, 6)])
+    stream = port.stream()
+    assert tokens_one_by_one(stream, service, 6) == [1] * 6
+    assert list(stream) == []
+    assert len(calls) in (3, 4)  # a call may still bring what its engine had taken when the next one opened
+    assert all(call.ended for call in calls)
+
+
+def test_large_batches_end_a_call_before_its_time(
+    port: BlsEngine, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bls_engine, "ROTATE_AFTER_BYTES", 1)
+    calls = open_calls(monkeypatch)
+    service.submit([sequence(1, 3)])
+    assert tokens_one_by_one(port.stream(), service, 3) == [1] * 3
+    assert len(calls) > 1
+
+
+def test_a_stream_that_cannot_go_on_in_another_call_stays_in_this_one(
+    port: BlsEngine, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bls_engine, "ROTATE_AFTER_RESPONSES", 2)
+    service.submit([sequence(1, 9)])
+    stream = port.stream()
+    assert tokens_one_by_one(stream, service, 1) == [1]
+    pb_utils.InferenceRequest.models["engine"] = lambda _request: [STOPPING]
+    assert tokens_one_by_one(stream, service, 8) == [1] * 8
+    assert list(stream) == []
+
+
+def test_a_stream_that_is_left_is_ended_and_read_to_its_end(
+    port: BlsEngine, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = open_calls(monkeypatch)
+    service.submit([sequence(1, 9)])
+    stream = port.stream()
+    tokens_one_by_one(stream, service, 2)
+    stream.close()  # type: ignore[attr-defined]
+    assert [call.ended for call in calls] == [True]
+
+
+def test_a_new_reader_makes_one_leave_that_waits_in_the_stream(port: BlsEngine, service: ScriptedService) -> None:
+    service.submit([sequence(1, 9)])
+    first, second = port.stream(), port.stream()
+    taken, replaced = threading.Event(), threading.Event()
+
+    def read(stream: Iterator[TokenBatch], news: threading.Event) -> None:
+        for _ in stream:
+            news.set()
+
+    service.step()
+    leaving = threading.Thread(target=read, args=(first, taken))
+    leaving.start()
+    assert taken.wait(5.0)
+    staying = threading.Thread(target=read, args=(second, replaced))
+    staying.start()
+    leaving.join(5.0)
+    assert not leaving.is_alive()
+    assert not replaced.is_set()
+    for _ in range(8):
+        service.step()
+    staying.join(5.0)
+    assert not staying.is_alive()
+    assert replaced.is_set()
+
+
+def test_a_relay_keeps_few_finished_calls(plug: EnginePlug, port: BlsEngine) -> None:
+    relay = CallRelay()
+    for _ in range(3 * call_relay.KEPT_CALLS):
+        request, _ = received({"header": engine_wire.pack_call(Op.LOAD)}, {"engine": "engine"})
+        relay.execute([request])
+        assert len(relay._finished) < call_relay.KEPT_CALLS

@@ -25,6 +25,7 @@ from tritandem.contracts import (
 )
 from tritandem.scheduler import FinishedRequest
 from tritandem.triton_io.bls_tokenizer import BlsTokenizer
+from tritandem.triton_io.finished_calls import FinishedCalls
 from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.scheduler_plug import SchedulerPlug
 from tritandem.triton_io.sinks import TritonSink
@@ -82,7 +83,9 @@ def refused() -> queue.Queue[FinishedRequest]:
 @pytest.fixture
 def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
     publisher = RecordingPublisher(service.calls)
-    return SchedulerPlug(service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher)
+    return SchedulerPlug(
+        service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls()
+    )
 
 
 def tokenized(*ids: int, arrays: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -225,7 +228,9 @@ def sink(names: set[str], stream: bool = True, wanted: list[str] | None = None) 
     sender = pb_utils.ResponseSender()
     returns = ReturnOptions(OutputOptions(stream=stream), frozenset(names))
     outputs = ["text_output", "finish_reason", "outcome", "num_output_tokens", "logprobs", "cached_tokens", "stamps"]
-    return TritonSink(sender, returns, outputs if wanted is None else wanted, lambda token: f"<{token}>"), sender
+    return TritonSink(
+        sender, returns, outputs if wanted is None else wanted, lambda token: f"<{token}>", FinishedCalls()
+    ), sender
 
 
 def test_the_last_chunk_carries_final_itself() -> None:

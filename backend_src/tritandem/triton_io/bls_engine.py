@@ -1,14 +1,15 @@
 """The scheduler's EnginePort over Triton: one decoupled call to the engine for tokens, plain calls for the rest.
 
-`stream` is iterated by one reader thread and must stay this process's only decoupled call (see call_relay);
-`submit`, `cancel` and `load` are one round trip each, from any thread. Every way in which the engine cannot be
-reached is EngineFailed. Knows nothing about scheduling.
+`stream` is iterated by one thread at a time and must stay this process's only decoupled call in which a thread
+waits (see call_relay); `submit`, `cancel` and `load` are one round trip each, from any thread. Every way in which
+the engine cannot be reached is EngineFailed. Knows nothing about scheduling.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,15 @@ from ..contracts import (
 )
 from . import call_relay, engine_wire
 from .engine_wire import Op, WireBatch
+from .finished_calls import FinishedCalls
 
 CALLS_MODEL = "engine_calls"
 _STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
+# The stub keeps every response of a call, shared memory included, until the call has ended: after so many
+# responses or bytes of arrays the next call takes over.
+ROTATE_AFTER_RESPONSES = 1024
+ROTATE_AFTER_BYTES = 16 << 20
+END_STREAM_S = 5.0  # for another thread to leave the stream
 # Triton's words for new calls after SIGTERM; calls that were open before go on to their end.
 _SHUTTING_DOWN = ("Server not ready", "stopped accepting")
 
@@ -40,10 +47,11 @@ class _ShuttingDown(EngineFailed):
 class BlsEngine:
     """One engine model by its name in the model repository."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, finished_calls: FinishedCalls) -> None:
         self.name = name
         self._latest_load = LoadSnapshot()
-        self._last_stream: Any = None  # see call_relay: kept until the next one, to be freed under the GIL
+        self._finished_calls = finished_calls
+        self._reading = threading.Lock()  # held by who iterates the stream
 
     def submit(self, requests: Sequence[EngineRequest]) -> list[TritandemError | None]:
         header, tokens = engine_wire.pack_submit(requests)
@@ -65,24 +73,82 @@ class BlsEngine:
         return self._latest_load
 
     def stream(self) -> Iterator[TokenBatch]:
+        """One stream for the caller, several calls to Triton. A reader that has been given up is made to leave."""
+        if not self._reading.acquire(blocking=False):
+            self._call(engine_wire.pack_call(Op.END_STREAM))
+            if not self._reading.acquire(timeout=END_STREAM_S):
+                raise EngineFailed(f"{self.name}: the stream of before does not end")
+        try:
+            call = self._open_stream()
+            while call is not None:
+                call = yield from self._read(call)
+        except pb_utils.TritonModelException as error:
+            raise EngineFailed(f"{self.name} cannot be reached: {error}") from error
+        finally:
+            self._reading.release()
+
+    def _read(self, call: Any) -> Generator[TokenBatch, None, Any]:
+        """Yields the batches of one call to its end. Returns the call that has taken over, None without one.
+
+        The next call is opened while this one is open: at shutdown Triton refuses new calls and lets open ones
+        go on, so that this one is all there is, for as long as it takes.
+        """
+        successor, ended = None, False
+        responses = size = 0
+        try:
+            for response in call:
+                ended = response.has_error()  # always the last one
+                outputs = self._outputs(response)
+                if not outputs:
+                    continue  # the greeting, or the end
+                errors = _bytes(outputs.get("errors")) or None
+                wire = WireBatch(outputs["header"], outputs["tokens"], outputs.get("floats"), errors)
+                batch = engine_wire.unpack_batch(wire)
+                self._latest_load = batch.load
+                yield batch
+                responses += 1
+                size += sum(array.nbytes for array in outputs.values())
+                if successor is None and (responses >= ROTATE_AFTER_RESPONSES or size >= ROTATE_AFTER_BYTES):
+                    successor = self._open_successor()
+                    responses = size = 0
+            ended = True
+        finally:
+            if ended:
+                self._finished_calls.keep(call)
+                # Also because a clean-up under way while a thread waits in the next call can deadlock the stub.
+                self._finished_calls.settle()
+            else:
+                self._abandon(call, successor)
+        return successor
+
+    def _abandon(self, *calls: Any) -> None:
+        """The reader stops in mid-stream: the engine ends the open call, and it is read to that end.
+
+        When the engine cannot be reached, its calls stay open; the stub then keeps its own references.
+        """
+        with contextlib.suppress(EngineFailed):
+            self._call(engine_wire.pack_call(Op.END_STREAM))
+            for call in calls:
+                if call is not None:
+                    self._finished_calls.keep(call)
+
+    def _open_stream(self) -> Any:
+        self._finished_calls.settle()
         request = pb_utils.InferenceRequest(
             model_name=self.name,
             requested_output_names=_STREAM_OUTPUTS,
             inputs=[pb_utils.Tensor("header", engine_wire.pack_call(Op.STREAM))],
             preferred_memory=_host_memory(),
         )
-        try:
-            self._last_stream = request.exec(decoupled=True)
-            for response in self._last_stream:
-                outputs = self._outputs(response)
-                if outputs:  # the closing response is empty
-                    errors = _bytes(outputs.get("errors")) or None
-                    wire = WireBatch(outputs["header"], outputs["tokens"], outputs.get("floats"), errors)
-                    batch = engine_wire.unpack_batch(wire)
-                    self._latest_load = batch.load
-                    yield batch
-        except pb_utils.TritonModelException as error:
-            raise EngineFailed(f"{self.name} cannot be reached: {error}") from error
+        return request.exec(decoupled=True)
+
+    def _open_successor(self) -> Any:
+        """The next call, and with it the end of this one; None when Triton takes no new calls."""
+        successor = self._open_stream()
+        if not next(successor).has_error():  # the greeting
+            return successor
+        self._finished_calls.keep(successor)
+        return None
 
     def _call(self, header: Int64Array, tokens: Int32Array | None = None) -> dict[str, Any]:
         inputs = [pb_utils.Tensor("header", header)]

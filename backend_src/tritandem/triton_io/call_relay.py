@@ -4,14 +4,12 @@ Runs in a process of its own. In Triton's stub three locks are taken in a circle
 decoupled call (GIL, then the table of iterators), one waits in another call's iterator (its lock, then the
 GIL) and a response arrives (the table, then that lock). Here one thread does one call at a time: no circle.
 
-A finished call is kept for a while: the stub drops its own reference on a thread that does not hold the GIL,
-and if that reference is the last one it frees Python objects there, which crashes Python 3.12.
+Finished calls are freed by the batch, see finished_calls.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,18 +17,19 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..contracts import EngineFailed
+from .finished_calls import FinishedCalls
 from .replies import error_response
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 OUTPUTS = ["header", "errors"]
-KEPT_CALLS = 64
+KEPT_CALLS = 32
 
 
 class CallRelay:
     """Called from Triton's thread only."""
 
     def __init__(self) -> None:
-        self._finished: deque[Any] = deque(maxlen=KEPT_CALLS)
+        self._finished = FinishedCalls()
 
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
@@ -39,7 +38,15 @@ class CallRelay:
                 response = self._forward(request)
             except Exception as error:  # answered, not raised: the other calls of the batch go on
                 response = error_response(error)
+            if len(self._finished) >= KEPT_CALLS:
+                self._settle(sender)
             sender.send(response, flags=FINAL)
+
+    def _settle(self, sender: Any) -> None:
+        witness = _OpenRequest(sender)
+        self._finished.opened(witness)
+        self._finished.settle()
+        self._finished.closed(witness)
 
     def _forward(self, request: Any) -> Any:
         """Raises EngineFailed when the engine answers with an error or not at all."""
@@ -49,18 +56,35 @@ class CallRelay:
             requested_output_names=OUTPUTS,
             inputs=[pb_utils.Tensor(tensor.name(), tensor.as_numpy()) for tensor in request.inputs()],
         )
-        answer = None
         try:
             responses = call.exec(decoupled=True)
-            self._finished.append(responses)
-            for response in responses:  # read to the end, so that nothing stays open
-                if response.has_error():
-                    raise EngineFailed(response.error().message())
-                if response.output_tensors() and answer is None:
-                    # Copied: the arrays belong to Triton as soon as the iterator goes on.
-                    answer = [pb_utils.Tensor(t.name(), np.array(t.as_numpy())) for t in response.output_tensors()]
+            try:
+                answer = _first_answer(responses)
+            finally:
+                self._finished.keep(responses)
         except pb_utils.TritonModelException as error:
             raise EngineFailed(str(error)) from error
         if answer is None:
             raise EngineFailed(f"{engine} gave no answer")
         return pb_utils.InferenceResponse(answer)
+
+
+def _first_answer(responses: Any) -> list[Any] | None:
+    """Raises EngineFailed for an error response."""
+    for response in responses:
+        if response.has_error():
+            raise EngineFailed(response.error().message())
+        if response.output_tensors():
+            # Copied: the arrays belong to Triton as soon as the iterator goes on.
+            return [pb_utils.Tensor(t.name(), np.array(t.as_numpy())) for t in response.output_tensors()]
+    return None
+
+
+class _OpenRequest:
+    """A Witness: the call that is being answered."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def asked(self) -> bool:
+        return not self._sender.is_cancelled()  # a yes may be remembered, a no never is

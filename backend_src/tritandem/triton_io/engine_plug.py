@@ -22,8 +22,6 @@ from .replies import error_response
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 WAIT_S = 0.1  # how often an idle sender looks whether it shall end
-# The receiving stub keeps every response of a call, shared memory included, until the call ends.
-MAX_STREAM_RESPONSES = 1024
 
 
 class Service(Protocol):
@@ -53,6 +51,7 @@ class EnginePlug:
             Op.SUBMIT: self._submit,
             Op.CANCEL: self._cancel,
             Op.LOAD: self._load,
+            Op.END_STREAM: self._end_stream,
         }
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -86,8 +85,13 @@ class EnginePlug:
     def _load(self, _header: Any, _tokens: Any) -> Any:
         return _reply(header=engine_wire.pack_load(self._service.load()))
 
+    def _end_stream(self, _header: Any, _tokens: Any) -> Any:
+        if self._sender is not None:
+            self._sender.end()
+        return _reply(header=_DONE)
+
     def _open_stream(self, sender: Any) -> None:
-        """A second stream replaces the first: its reader is gone, or it would not have asked again."""
+        """A second stream takes over from the first, which ends when it has sent what it had taken."""
         if self._sender is not None:
             self._sender.end()
         self._sender = _StreamSender(self._service, sender, self._stream_idle_s)
@@ -101,8 +105,8 @@ def _reply(**arrays: Any) -> Any:
 
 
 class _StreamSender:
-    """One stream call: sends batches until the engine has been idle for a while or the call has grown long,
-    then FINAL, exactly once. The reader opens the next call; until then the service coalesces."""
+    """One stream call: an empty greeting, so that opening it never waits for tokens, then batches until the engine
+    has been idle for a while or another call takes over, then FINAL, exactly once."""
 
     def __init__(self, service: Service, sender: Any, idle_s: float) -> None:
         self._service = service
@@ -126,13 +130,12 @@ class _StreamSender:
         self._sender.send(last, flags=FINAL)
 
     def _forward(self) -> None:
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=[]))
         busy_s = time.monotonic()
-        sent = 0
-        while not self._stop.is_set() and sent < MAX_STREAM_RESPONSES:
+        while not self._stop.is_set():
             batch = self._service.next_batch(WAIT_S)
             if batch is not None:
                 self._sender.send(_batch_response(batch))
-                sent += 1
                 busy_s = time.monotonic()
             elif self._service.live():
                 busy_s = time.monotonic()

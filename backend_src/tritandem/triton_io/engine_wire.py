@@ -41,6 +41,7 @@ class Op(IntEnum):
     CANCEL = 2
     STREAM = 3
     LOAD = 4
+    END_STREAM = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..contracts import (
 )
 from ..scheduler.ports import FinishedRequest
 from .bls_tokenizer import BlsTokenizer, error_of
+from .finished_calls import FinishedCalls
 from .prompt_source import read_parameters
 from .replies import error_response, public_error
 from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode
@@ -72,6 +73,7 @@ class SchedulerPlug:
         drain_timeout_s: float,
         refused: Callable[[FinishedRequest], None],
         publisher: Publisher,
+        finished_calls: FinishedCalls,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
@@ -81,6 +83,7 @@ class SchedulerPlug:
         self._drain_timeout_s = drain_timeout_s
         self._refused = refused
         self._publisher = publisher
+        self._finished_calls = finished_calls
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -131,12 +134,13 @@ class SchedulerPlug:
         if draft.prompt.stop:
             self._stop(draft.request_id, sender, wanted)
             return
-        sink = TritonSink(sender, draft.returns, wanted, self._token_text)
+        sink = TritonSink(sender, draft.returns, wanted, self._token_text, self._finished_calls)
         if ids is None:
             ids = draft.prompt.input_ids
         if ids is not None:
             tokenized_ns = received_ns if stamps is None else int(stamps.reshape(-1)[1])
-            self._service.submit(complete(draft, ids, tokenized_ns, self._model_limits()), sink)
+            decoded = complete(draft, ids, tokenized_ns, self._model_limits())
+            sink.hand_over(lambda: self._service.submit(decoded, sink))
         else:
             self._tokenize(draft, sink)
 
@@ -155,7 +159,7 @@ class SchedulerPlug:
             except InvalidRequest as error:
                 failed(error)
                 return
-            self._service.submit(request, sink)
+            sink.hand_over(lambda: self._service.submit(request, sink))
 
         self._tokenizer.submit(draft.prompt, draft.request_id, then, failed)
 
@@ -164,7 +168,7 @@ class SchedulerPlug:
             raise InvalidRequest("stop", "a request without an id", "the id of the request to end")
         self._service.stop(request_id)
         returns = ReturnOptions(OutputOptions(), frozenset({"finish_reason"}))
-        sink = TritonSink(sender, returns, wanted, self._token_text)
+        sink = TritonSink(sender, returns, wanted, self._token_text, self._finished_calls)
         sink.finish(Chunk("", 0, finish_reason=FinishReason.CANCELLED, outcome=Outcome.STOPPED))
 
 

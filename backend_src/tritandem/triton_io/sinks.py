@@ -16,6 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..contracts import Chunk, TokenLogprob, TritandemError
+from .finished_calls import FinishedCalls
 from .replies import error_response
 from .request_decoder import ReturnOptions
 
@@ -36,6 +37,7 @@ class TritonSink:
         returns: ReturnOptions,
         wanted: Collection[str],
         token_text: Callable[[int], str],
+        finished_calls: FinishedCalls,
     ) -> None:
         self._sender = sender
         self._returns = returns
@@ -44,6 +46,16 @@ class TritonSink:
         self._ended = False
         # Triton frees what `is_cancelled` asks about when FINAL goes out: asking at that moment ends the server.
         self._ending = threading.Lock()
+        self._finished_calls = finished_calls
+
+    def hand_over(self, submit: Callable[[], None]) -> None:
+        """Run what gives this sink to its owner. When that raises, the request is answered elsewhere."""
+        self._finished_calls.opened(self)
+        try:
+            submit()
+        except BaseException:
+            self._end()
+            raise
 
     def send(self, chunk: Chunk) -> None:
         self._check_open()
@@ -63,6 +75,11 @@ class TritonSink:
         with self._ending:
             return not self._ended and bool(self._sender.is_cancelled())
 
+    def asked(self) -> bool:
+        """A Witness of finished_calls. A yes of `is_cancelled` may be remembered, a no never is."""
+        with self._ending:
+            return not self._ended and not self._sender.is_cancelled()
+
     def _check_open(self) -> None:
         if self._ended:
             raise RuntimeError("a response after the last one")
@@ -71,6 +88,7 @@ class TritonSink:
         with self._ending:
             self._check_open()
             self._ended = True
+        self._finished_calls.closed(self)
 
     def _response(self, chunk: Chunk) -> Any:
         arrays = self._every_response(chunk)

@@ -62,6 +62,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
+    from .finished_calls import FinishedCalls
     from .metric_sink import TritonMetricSink
     from .observer import RequestObserver
     from .scheduler_plug import SchedulerPlug
@@ -71,7 +72,8 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
     tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
-    engines: list[EnginePort] = [BlsEngine(name) for name in names]
+    finished_calls = FinishedCalls()
+    engines: list[EnginePort] = [BlsEngine(name, finished_calls) for name in names]
     streams = tokenizer.streams()
     registry = Registry()
     observer = RequestObserver(registry, pb_utils.Logger.log_info if config.telemetry.request_log else None)
@@ -83,6 +85,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
         config.scheduler.drain_timeout_s,
         observer.finished,
         Publisher(registry, TritonMetricSink(), "scheduler", before=[observer.write_log], machine_wide=True),
+        finished_calls,
     )
 
 
