@@ -1,0 +1,109 @@
+"""The scheduler's calls to the engine under load: frequent changes of the stream call, a full log queue, SIGTERM.
+
+The engine is one that only counts; a stream call is left after a few responses instead of after many.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import start_server
+from tritandem.server import TritonServer
+from tritandem.server.health import live_stubs
+from tritandem.server.repository import default_repository
+from tritandem_client import Client
+
+pytestmark = pytest.mark.triton
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "loadtest" / "benchmarks"
+STEP_S = 0.005
+CLIENTS, REQUESTS, SHORT, LONG = 16, 12, 12, 800
+INITIALIZE = {
+    "engine": f"""
+        import sys
+        sys.path.insert(0, {str(BENCHMARKS)!r})
+        from free_running_engine import FreeRunningService
+        from tritandem.triton_io.engine_plug import EnginePlug
+
+        self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0)
+""",
+    # Lines of the log wait in the same queue as the clean-up of calls that have ended.
+    "scheduler": """
+        from tritandem.triton_io import bls_engine
+        from tritandem.triton_io.start import start_scheduler
+
+        import threading
+
+        import triton_python_backend_utils as pb_utils
+
+        bls_engine.ROTATE_AFTER_RESPONSES = 2
+        self._plug = start_scheduler(args)
+        opened, logs = bls_engine.BlsEngine._open_stream, threading.Lock()
+
+        def open_and_log(engine):
+            with logs:
+                for _ in range(100):
+                    pb_utils.Logger.log_info("a stream call is opened " + 400 * ".")
+            return opened(engine)
+
+        bls_engine.BlsEngine._open_stream = open_and_log
+""",
+}
+
+
+@pytest.fixture
+def counting_server(tmp_path: Path) -> Iterator[TritonServer]:
+    repository = tmp_path / "model_repository"
+    shutil.copytree(default_repository(), repository, ignore=shutil.ignore_patterns("__pycache__"))
+    for model, body in INITIALIZE.items():
+        (repository / model / "1" / "model.py").write_text(
+            f"class TritonPythonModel:\n    def initialize(self, args):{body}\n"
+            "    def execute(self, requests):\n        self._plug.execute(requests)\n\n"
+            "    def finalize(self):\n        self._plug.close()\n"
+        )
+    with start_server(repository=repository) as server:
+        yield server
+
+
+def in_parallel(server: TritonServer, max_tokens: int, requests: int, streaming: threading.Semaphore) -> list[int]:
+    """Each of CLIENTS clients sends so many requests; the tokens of every answer, in no order."""
+    counts: list[int] = []
+
+    def run() -> None:
+        with Client(server.grpc_url, model="scheduler", timeout_s=60) as client:
+            for _ in range(requests):
+                count = 0
+                for chunk in client.stream("Say it.", max_tokens=max_tokens, sampling_parameters={"ignore_eos": True}):
+                    if count == 0:
+                        streaming.release()
+                    count += chunk.num_output_tokens
+                counts.append(count)
+
+    threads = [threading.Thread(target=run) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return counts
+
+
+def test_no_process_dies_and_no_token_is_lost_when_stream_calls_change(counting_server: TritonServer) -> None:
+    stubs = live_stubs(counting_server.pid)
+    streaming = threading.Semaphore(0)
+    assert in_parallel(counting_server, SHORT, REQUESTS, streaming) == [SHORT] * CLIENTS * REQUESTS
+    assert live_stubs(counting_server.pid) == stubs
+
+    streaming = threading.Semaphore(0)
+    answers: list[int] = []
+    load = threading.Thread(target=lambda: answers.extend(in_parallel(counting_server, LONG, 1, streaming)))
+    load.start()
+    for _ in range(CLIENTS):
+        assert streaming.acquire(timeout=30)
+    counting_server.drain()  # new calls are refused from here on, the open one has to do
+    load.join()
+    assert answers == [LONG] * CLIENTS
+    assert counting_server.stop() == 0
