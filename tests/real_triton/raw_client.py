@@ -13,7 +13,7 @@ from tritandem.contracts import LoadSnapshot
 from tritandem.triton_io import engine_wire
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def tensor(name: str, array: Any) -> grpcclient.InferInput:

@@ -107,8 +107,6 @@ def test_a_deadline_ends_the_request(connected: Client, client: RawClient) -> No
 
 
 def test_breaking_off_frees_the_engine(connected: Client, client: RawClient) -> None:
-    if (connected.address.protocol, connected.model) == ("http", "ensemble"):
-        pytest.skip("Triton neither cancels an ensemble's steps nor gives HTTP requests an id that could be stopped")
     wait_until_idle(client, 30)
     for chunk in connected.stream(QUESTION, **LONG):
         assert chunk.text
@@ -117,8 +115,6 @@ def test_breaking_off_frees_the_engine(connected: Client, client: RawClient) -> 
 
 
 def test_stop_ends_an_answer_that_another_reads(connected: Client) -> None:
-    if connected.address.protocol == "http":
-        pytest.skip("HTTP requests have no id")
     stream = connected.stream(QUESTION, **LONG)
     first = next(stream)
     reader, outcome = in_background(stream.drain)

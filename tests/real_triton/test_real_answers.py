@@ -64,6 +64,19 @@ def test_http_generate_stream_sends_events(server: TritonServer, model: str) -> 
 
 
 @MODELS
+@pytest.mark.parametrize("key", ["request_id", "id"])
+def test_an_id_in_an_http_body_names_the_request(server: TritonServer, model: str, key: str) -> None:
+    endless = {"text_input": "1, 2, 3, 4,", "max_tokens": 2000, "sampling_parameters": '{"ignore_eos": true}'}
+    running, outcome = in_background(post, server, model, "generate_stream", endless | {"stream": True, key: "mine"})
+    while running.is_alive():  # until the request it names has arrived, a stop finds nobody
+        stopped = json.loads(post(server, model, "generate", {"stop": True, key: "mine"}))
+        assert stopped["outcome"] == "STOPPED"
+        running.join(0.2)
+    *_, last = (json.loads(line[5:]) for line in outcome[0].splitlines() if line)
+    assert (last["outcome"], last["finish_reason"]) == ("STOPPED", "cancelled")
+
+
+@MODELS
 def test_a_client_of_the_tensorrt_llm_ensemble_is_answered(client: RawClient, model: str) -> None:
     arrays = {
         "text_input": text(QUESTION),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -59,9 +60,26 @@ def test_a_signal_while_loading_ends_with_0(make_server, said) -> None:
 
 
 def test_signals_are_handled_as_before_afterwards(make_server, said) -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     Supervisor(make_server, QUICK, said.append).run(stop(signal.SIGTERM))
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_a_librarys_thread_receives_is_seen(make_server, said) -> None:
+    idle = threading.Event()
+    library = threading.Thread(target=idle.wait)
+    library.start()
+
+    def make() -> TritonServer:
+        signal.pthread_kill(library.ident, signal.SIGTERM)
+        return make_server({"ready_after_s": 0.5})
+
+    try:
+        assert Supervisor(make, QUICK, said.append).run(each_time_ready()) == 0
+    finally:
+        idle.set()
+        library.join()
 
 
 def test_a_server_that_never_becomes_ready_is_not_restarted(make_server, said) -> None:

@@ -1,22 +1,19 @@
 """Keeps one server running in the foreground: signals, health, restarts with back-off.
 
-SIGINT and SIGTERM are blocked and waited for, never handled asynchronously; so they are seen within WATCH_S.
-The first one drains, a second one kills. Runs in the main thread and starts no other.
+The first SIGINT or SIGTERM drains, a second one kills. Runs in the main thread and starts no other.
 """
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
 from .health import live_stubs
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
+from .stop_signals import StopSignals
 
-STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 WATCH_S = 0.25
 READY_CHECK_EVERY_S = 2.0
 # How long a stub may be missing (Triton restarts some of them), and how long readiness may be false.
@@ -36,11 +33,12 @@ class Supervisor:
         self, make_server: Callable[[], TritonServer], policy: RestartPolicy, say: Callable[[str], None]
     ) -> None:
         self._make_server, self._policy, self._say = make_server, policy, say
+        self._signals = StopSignals()
 
     def run(self, on_ready: Callable[[TritonServer], None]) -> int:
         """Raises Refusal when the first start is refused."""
         failures, was_ready = 0, False
-        with blocked_signals():
+        with self._signals:
             while True:
                 server = self._make_server()
                 server.start()
@@ -58,14 +56,14 @@ class Supervisor:
                     self._say(f"giving up after {failures - 1} restarts in a row; the log: {server.log_path}")
                     return EXIT_FAILED
                 self._say(f"restart {failures} of {self._policy.max_restarts} in {delay:.0f} s")
-                if wait_for_signal(delay):
+                if self._signals.wait(delay):
                     return EXIT_OK
 
     def _one_run(self, server: TritonServer, on_ready: Callable[[TritonServer], None]) -> tuple[int | None, float, str]:
         """(exit code, or None to consider a restart; seconds it was ready; what went wrong)."""
         ready_at: float | None = None
         try:
-            if not server.wait_ready(on_line=self._show_progress, interrupted=wait_for_signal):
+            if not server.wait_ready(on_line=self._show_progress, interrupted=self._signals.wait):
                 self._say("stopped while loading")
                 return EXIT_OK, 0.0, ""
             ready_at, stubs = time.monotonic(), live_stubs(server.pid)
@@ -88,7 +86,7 @@ class Supervisor:
     def _watch(self, server: TritonServer, stubs: int) -> str | None:
         """Returns what went wrong with a ready server of so many stubs; None when a signal asks to stop."""
         complete_at = ready_at = checked_at = time.monotonic()
-        while not wait_for_signal(WATCH_S):
+        while not self._signals.wait(WATCH_S):
             if (code := server.poll()) is not None:
                 return describe_end(code, server.log())
             now = time.monotonic()
@@ -109,7 +107,7 @@ class Supervisor:
 
         def second_signal() -> bool:
             nonlocal asked_again
-            asked_again = asked_again or wait_for_signal()
+            asked_again = asked_again or self._signals.wait()
             return asked_again
 
         code = server.stop(interrupted=second_signal)
@@ -117,18 +115,3 @@ class Supervisor:
             return EXIT_KILLED
         self._say("stopped" if code == 0 else f"tritonserver ended with exit code {code}; its log: {server.log_path}")
         return EXIT_OK if code == 0 else EXIT_FAILED
-
-
-@contextmanager
-def blocked_signals() -> Iterator[None]:
-    """Within, the stop signals wait to be fetched with `wait_for_signal`; children must unblock them themselves."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def wait_for_signal(timeout_s: float = 0.0) -> bool:
-    """True when a stop signal has come or comes within `timeout_s` seconds."""
-    return signal.sigtimedwait(STOP_SIGNALS, timeout_s) is not None

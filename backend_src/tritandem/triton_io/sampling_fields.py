@@ -247,4 +247,6 @@ def _bounded_words(name: str, words: tuple[str, ...], limit: int) -> tuple[str, 
     for word in words:
         if len(word) > MAX_STOP_WORD_CHARS:
             raise InvalidRequest(name, word, f"words of at most {MAX_STOP_WORD_CHARS} characters")
+        if any("\ud800" <= char <= "\udfff" for char in word):  # JSON can write half a character
+            raise InvalidRequest(name, word, "text that UTF-8 can express")
     return words
