@@ -6,24 +6,19 @@ import os
 from pathlib import Path
 
 from tritandem.server import TritonServer
+from tritandem.server.health import stub_models
 
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 
 
-def stub_pids(server: TritonServer) -> dict[str, int]:
-    """Model name -> process id of its Python stub; the first instance where there are several."""
-    pids: dict[str, int] = {}
-    for task in (PROC / str(server.pid) / "task").glob("*/children"):
-        for pid in map(int, task.read_text().split()):
-            words = (PROC / str(pid) / "cmdline").read_bytes().decode().split("\0")
-            if Path(words[0]).name == "triton_python_backend_stub":
-                pids.setdefault(Path(words[1]).parents[1].name, pid)
-    return pids
+def stub_pids(server_pid: int) -> dict[str, int]:
+    """Model name -> process id of its Python stub; the last instance where there are several."""
+    return {model: pid for pid, model in stub_models(server_pid).items()}
 
 
 def private_mb(server: TritonServer) -> dict[str, float]:
     """Anonymous resident memory of tritonserver and of each stub."""
-    return {name: _anonymous_mb(pid) for name, pid in {"tritonserver": server.pid, **stub_pids(server)}.items()}
+    return {name: _anonymous_mb(pid) for name, pid in {"tritonserver": server.pid, **stub_pids(server.pid)}.items()}
 
 
 def shared_mb(server: TritonServer) -> float:

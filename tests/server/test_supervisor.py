@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
-from tritandem.server.supervisor import Supervisor
+from tritandem.server.supervisor import Supervisor, Trouble, lost_stubs
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_s=0.01, max_delay_s=0.02)
 
@@ -109,6 +109,26 @@ def test_a_lost_model_process_means_a_restart(make_server, said, monkeypatch) ->
     monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.2)
     assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(lose_a_stub, stop(signal.SIGTERM))) == 0
     assert "1 of 2 model processes have died" in said
+
+
+def test_a_signal_cuts_the_drain_of_a_sick_server_short_and_ends_with_0(make_server, said, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.2)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "have died" in line:
+            signal.raise_signal(signal.SIGTERM)
+
+    def make() -> TritonServer:
+        return make_server({"drain_s": 100}, drain_timeout_s=100.0)
+
+    assert Supervisor(make, QUICK, say).run(lose_a_stub) == 0
+    assert said[-1].startswith("restart 1 of 2")
+
+
+def test_without_the_answering_process_nothing_is_waited_for() -> None:
+    assert lost_stubs(["tokenizer"], 4, 30.0) == Trouble("1 of 4 model processes have died: tokenizer", 30.0)
+    assert lost_stubs(["scheduler", "engine"], 4, 30.0).patience_s == 0.0
 
 
 def test_back_off_doubles_up_to_its_bound_and_then_gives_up() -> None:

@@ -26,21 +26,30 @@ def ready(host: str, port: int, timeout_s: float = 5.0) -> bool:
         connection.close()
 
 
-def live_stubs(server_pid: int, proc: Path = Path("/proc")) -> int:
-    """How many Python stubs of this server run; ended but unreaped ones do not count."""
-    count = 0
+def stub_models(server_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+    """Model name by process id of each Python stub that runs; ended but unreaped ones do not count."""
+    models: dict[int, str] = {}
     for task in (proc / str(server_pid) / "task").glob("*/children"):
         try:
             children = task.read_text().split()
         except OSError:  # that thread has just ended
             continue
-        count += sum(_is_live_stub(proc / pid) for pid in children)
-    return count
+        models |= {int(pid): model for pid in children if (model := _model_of(proc / pid)) is not None}
+    return models
 
 
-def _is_live_stub(process: Path) -> bool:
+def live_stubs(server_pid: int) -> int:
+    """How many Python stubs of this server run."""
+    return len(stub_models(server_pid))
+
+
+def _model_of(process: Path) -> str | None:
+    """None: no live stub. The first argument of one is MODEL/VERSION/model.py."""
     try:
         state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "ZX" and STUB_NAME.encode() in (process / "cmdline").read_bytes().split(b"\0")[0]
+        program, *words = (process / "cmdline").read_bytes().decode().split("\0")
     except OSError:
-        return False
+        return None
+    if state in "ZX" or STUB_NAME not in program:
+        return None
+    return Path(words[0]).parent.parent.name

@@ -31,6 +31,10 @@ class StopSignals:
                 return True
         return False
 
+    def pending(self) -> bool:
+        """Whether the next `wait` will return at once; the signal is left for it."""
+        return bool(select.select([self._read], [], [], 0.0)[0])
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():

@@ -6,23 +6,42 @@ The first SIGINT or SIGTERM drains, a second one kills. Runs in the main thread 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
-from .health import live_stubs
+from .health import stub_models
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
 from .stop_signals import StopSignals
 
 WATCH_S = 0.25
 READY_CHECK_EVERY_S = 2.0
-# How long a stub may be missing (Triton restarts some of them), and how long readiness may be false.
-STUB_GRACE_S = 3.0
+# How long a stub may be missing, and how long readiness may be false.
+STUB_GRACE_S = 1.0
 UNREADY_GRACE_S = 20.0
-# For what is left of a sick server to finish.
+# For what is left to finish of a server that does not answer any more.
 SICK_STOP_S = 5.0
+# The model whose process sends every answer.
+ANSWERING_MODEL = "scheduler"
 
 EXIT_OK, EXIT_FAILED, EXIT_KILLED = 0, 1, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What went wrong, and for how long what still runs may go on before the server is started afresh."""
+
+    what: str
+    patience_s: float
+
+
+def lost_stubs(lost: Sequence[str], of: int, drain_timeout_s: float) -> Trouble:
+    """Without the process that sends answers, Triton would hold its requests open for ever: they end with their
+    connections, now. Without another one, running answers end by themselves, well or with an error."""
+    names = ", ".join(name for name in lost if name)
+    what = f"{len(lost)} of {of} model processes have died" + (f": {names}" if names else "")
+    return Trouble(what, 0.0 if ANSWERING_MODEL in lost else drain_timeout_s)
 
 
 class Supervisor:
@@ -46,7 +65,8 @@ class Supervisor:
                 if code is not None:
                     return code
                 was_ready = was_ready or ready_s > 0
-                self._say(trouble)
+                if trouble:
+                    self._say(trouble)
                 if not was_ready:
                     self._say(f"the server never became ready; its log: {server.log_path}")
                     return EXIT_FAILED
@@ -66,14 +86,15 @@ class Supervisor:
             if not server.wait_ready(on_line=self._show_progress, interrupted=self._signals.wait):
                 self._say("stopped while loading")
                 return EXIT_OK, 0.0, ""
-            ready_at, stubs = time.monotonic(), live_stubs(server.pid)
+            ready_at, stubs = time.monotonic(), stub_models(server.pid)
             on_ready(server)
             trouble = self._watch(server, stubs)
             if trouble is None:
                 return self._stop(server), 0.0, ""
+            self._say(trouble.what)
             ready_s = time.monotonic() - ready_at
-            server.stop(SICK_STOP_S)
-            return None, ready_s, trouble
+            server.stop(trouble.patience_s, interrupted=self._signals.pending)
+            return None, ready_s, ""
         except ServerDied as error:
             return None, 0.0, str(error)
         finally:
@@ -83,22 +104,23 @@ class Supervisor:
         if text := progress(line):
             self._say(text)
 
-    def _watch(self, server: TritonServer, stubs: int) -> str | None:
-        """Returns what went wrong with a ready server of so many stubs; None when a signal asks to stop."""
+    def _watch(self, server: TritonServer, stubs: dict[int, str]) -> Trouble | None:
+        """Returns what went wrong with a ready server of these stubs; None when a signal asks to stop."""
         complete_at = ready_at = checked_at = time.monotonic()
         while not self._signals.wait(WATCH_S):
             if (code := server.poll()) is not None:
-                return describe_end(code, server.log())
+                return Trouble(describe_end(code, server.log()), 0.0)
             now = time.monotonic()
-            alive = live_stubs(server.pid)
-            complete_at = now if alive >= stubs else complete_at
+            alive = stub_models(server.pid)
+            complete_at = now if len(alive) >= len(stubs) else complete_at
             if now - complete_at > STUB_GRACE_S:
-                return f"{stubs - alive} of {stubs} model processes have died"
+                lost = [model for pid, model in stubs.items() if pid not in alive]
+                return lost_stubs(lost, len(stubs), server.options.drain_timeout_s)
             if now - checked_at >= READY_CHECK_EVERY_S:
                 checked_at = now
                 ready_at = now if server.is_ready() else ready_at
                 if now - ready_at > UNREADY_GRACE_S:
-                    return f"the server has not been ready for {now - ready_at:.0f} s"
+                    return Trouble(f"the server has not been ready for {now - ready_at:.0f} s", SICK_STOP_S)
         return None
 
     def _stop(self, server: TritonServer) -> int:
