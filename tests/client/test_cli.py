@@ -159,7 +159,16 @@ def start_process(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(CLIENT_ROOT)}
     command = [sys.executable, "-m", "tritandem_client", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+    return subprocess.Popen(
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def test_ctrl_c_cancels_the_answer_and_exits_130(serve: Any) -> None:

@@ -201,7 +201,8 @@ def test_other_grpc_calls_do_not(proxy: Proxy, method: str, key: str | None, cod
     proxy.seen.clear()
     with pytest.raises(grpc.RpcError) as refused:
         proxy.stream(method, [b"x"], key)
-    assert refused.value.code() is code
+    # nginx answers at once and resets the stream; if that overtakes the answer, gRPC reports INTERNAL.
+    assert refused.value.code() in (code, grpc.StatusCode.INTERNAL)
     assert proxy.seen == []
 
 
