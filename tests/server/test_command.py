@@ -153,6 +153,7 @@ def test_the_log_is_read_in_whole_lines(tmp_path: Path) -> None:
         ('W1129 13:24:01.123456 12 metrics.cc:7] "no DCGM"', None),
         ('E1129 13:24:01.123456 12 server.cc:7] "it broke"', "it broke"),
         ('I1129 13:24:01.123456 12 server.cc:7] "chatter"', None),
+        ('E1129 13:24:01.123456 12 server.cc:241] "CudaDriverHelper has not been initialized."', None),
         ("| engine | 1 | READY |", None),
     ],
 )

@@ -17,6 +17,7 @@ class Recorder:
     def __init__(self, failures: int = 0) -> None:
         self.names: list[str] = []
         self.failures = failures
+        self.closed = False
         self.arrived = threading.Event()
 
     def publish(self, changes: Sequence[Change]) -> None:
@@ -25,6 +26,9 @@ class Recorder:
             raise RuntimeError("the pipe is broken")
         self.names += [change.name for change in changes]
         self.arrived.set()
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def test_closing_publishes_what_is_left_and_ends_the_thread() -> None:
@@ -36,6 +40,7 @@ def test_closing_publishes_what_is_left_and_ends_the_thread() -> None:
     assert "tritandem_output_tokens_total" in sink.names
     assert "tritandem_process_cpu_seconds_total" in sink.names
     assert not [t for t in threading.enumerate() if t.name == "metrics-publisher"]
+    assert sink.closed
 
 
 def test_a_failing_sink_does_not_end_the_publishing() -> None:

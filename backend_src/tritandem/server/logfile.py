@@ -13,6 +13,8 @@ _LOADED = re.compile(r"successfully loaded '([^']+)'")
 _LOADING = re.compile(r"^\"?loading: ([^\"\s]+?)(?::\d+)?\"?$")
 _FAILED = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _EMPTY = {"", '"'}
+# Triton's errors about a GPU that the machine does not have; a driver that fails speaks through the engine.
+_WITHOUT_GPU = re.compile(r"CudaDriverHelper has not been initialized|CUDA driver version is insufficient")
 # What Triton says once the last running request of a drain has ended.
 REQUESTS_ENDED = "All models are stopped, unloading models"
 
@@ -42,7 +44,7 @@ def progress(line: str) -> str | None:
         return None
     level, source, text = match.groups()
     if level in "EF":
-        return text.strip('"')
+        return None if _WITHOUT_GPU.search(text) else text.strip('"')
     if loaded := _LOADED.search(text):
         return f"{loaded[1]} is loaded"
     if loading := _LOADING.match(text):

@@ -23,6 +23,9 @@ class MetricSink(Protocol):
 
     def publish(self, changes: Sequence[Change]) -> None: ...
 
+    def close(self) -> None:
+        """Nothing is published afterwards."""
+
 
 class Publisher:
     """Publishes `registry` every `period_s` seconds until `close`, which publishes once more.
@@ -53,6 +56,8 @@ class Publisher:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._sink.close()
 
     def publish_once(self) -> None:
         """One period's work, on the calling thread."""

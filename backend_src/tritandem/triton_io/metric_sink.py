@@ -30,6 +30,11 @@ class TritonMetricSink:
             else:
                 series.set(change.value)
 
+    def close(self) -> None:
+        """Give the objects back while the stub still can: freed with the interpreter, they crash its exit."""
+        self._series.clear()
+        self._families.clear()
+
     def _series_of(self, change: Change) -> Any:
         key = (change.name, change.labels)
         if key not in self._series:
