@@ -25,6 +25,7 @@ else:
 
 MODEL_ENV = "TRITANDEM_MODEL"
 CONFIG_ENV = "TRITANDEM_CONFIG"
+DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
 
 T = TypeVar("T")
 

@@ -59,9 +59,17 @@ class Served:
         except OSError:
             return False
 
+    def url(self, protocol: str) -> str:
+        return self.grpc_url if protocol == "grpc" else self.http_url
+
     def client(self, protocol: str = "grpc", model: str = "scheduler") -> Client:
-        url = self.grpc_url if protocol == "grpc" else self.http_url
-        return Client(url, protocol=protocol, model=model, timeout_s=120)
+        return Client(self.url(protocol), protocol=protocol, model=model, timeout_s=120)
+
+    def triton_pid(self) -> int:
+        """The binary is the only child of the guardian, which is the only child of `tritandem serve`."""
+        [guardian] = children(self.process.pid)
+        [triton] = children(guardian)
+        return triton
 
     def log(self) -> str:
         """Of Triton, the newest run."""
@@ -75,11 +83,15 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(60)
+            self.process.wait(150)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(20)
         self._listener.join()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
 
 
 @dataclass

@@ -168,3 +168,13 @@ def test_a_busy_port_is_refused_before_anything_starts(make_server) -> None:
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="http_prt"):
         TritonServer(repository=Path("/"), http_prt=8000)
+
+
+def test_the_scheduler_drains_first_and_its_answer_is_awaited_through_the_stop(make_server) -> None:
+    server = make_server({"drain_s": 0.3}, drain_timeout_s=20.0)
+    with server:
+        pass
+    said = [line for line in server.log().splitlines() if "drain" in line and "server.cc" in line]
+    assert "asked to drain within 12000 ms, asked_to_stop.is_set()=False" in said[0]
+    assert "drained after SIGTERM" in said[1]
+    assert server.poll() == 0

@@ -84,7 +84,7 @@ def refused() -> queue.Queue[FinishedRequest]:
 def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
     publisher = RecordingPublisher(service.calls)
     return SchedulerPlug(
-        service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls()
+        service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls(), "key"
     )
 
 
@@ -219,6 +219,21 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
     nameless, sender = received({"stop": one(True, np.bool_)}, request_id="")
     plug.execute([nameless])
     assert "stop: given" in sender.wait_end()[0].error().message()
+
+
+def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(
+    plug: SchedulerPlug, service: RecordingService
+) -> None:
+    for parameters in ({"drain_key": "guess"}, {"drain_key": ""}):
+        request, sender = received({"stop": one(True, np.bool_)}, parameters | {"drain_timeout_ms": 5000})
+        plug.execute([request])
+        assert "drain_key: given 'another key'" in sender.wait_end()[0].error().message()
+    assert service.calls == ["start", "publish"]
+    request, sender = received({"stop": one(True, np.bool_)}, {"drain_key": "key", "drain_timeout_ms": 5000})
+    plug.execute([request])
+    texts = [response.arrays()["text_output"][0] for response in sender.wait_end()]
+    assert texts == [b"draining", b"drained"]
+    assert service.calls[2:] == ["drain 5.0", "close"]
 
 
 # -- sinks ---------------------------------------------------------------------------------------------

@@ -1,26 +1,34 @@
 """The parent process of tritonserver: nothing that the server started outlives it, whoever is killed.
 
-Run by path as a script of its own (`guardian.py CONTROL_FD SHM_PREFIX COMMAND ...`), standard library only, one
-thread. The launcher holds the other end of the control socket; its end of file means that the launcher has died or
-wants the server dead now. SIGTERM is passed on. The exit code is the server's; 128 + n after signal n.
+Run by path as a script of its own (`guardian.py CONTROL_FD SHM_PREFIX HTTP_HOST HTTP_PORT DRAIN_MS COMMAND ...`),
+standard library only, one thread. The launcher holds the other end of the control socket; its end of file means that
+the launcher has died or wants the server dead now. SIGTERM is passed on, after the scheduler was asked to drain. The
+exit code is the server's; 128 + n after signal n.
 """
 
+from __future__ import annotations
+
 import ctypes
+import json
 import os
 import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SHM_FOLDER = "/dev/shm"
 SWEEP_S = 5.0
+KEY_ENV = "TRITANDEM_DRAIN_KEY"
+DRAIN_PATH = "/v2/models/scheduler/generate_stream"
+ANSWER_S = 2.0
 
 
 def main(argv: list[str]) -> int:
     control = socket.socket(fileno=int(argv[1]))
-    shm_prefix, command = argv[2], argv[3:]
+    shm_prefix, drain_address, drain_ms, command = argv[2], (argv[3], int(argv[4])), int(argv[5]), argv[6:]
     libc = ctypes.CDLL(None, use_errno=True)
     # Stubs whose server died become children of this process, so that they can be found and ended.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -33,7 +41,7 @@ def main(argv: list[str]) -> int:
     server = start(command, libc)
     control.sendall(f"{server}\n".encode())
     try:
-        status = watch(server, control, wake_read)
+        status = watch(server, control, wake_read, lambda: ask_to_drain(drain_address, drain_ms))
     finally:
         sweep(server)
         remove_shared_memory(shm_prefix)
@@ -58,14 +66,24 @@ def start(command: list[str], libc: ctypes.CDLL) -> int:
         os._exit(127)
 
 
-def watch(server: int, control: socket.socket, wake: int) -> int:
-    """Returns the server's wait status once it has ended."""
+def watch(server: int, control: socket.socket, wake: int, drain: Callable[[], socket.socket | None]) -> int:
+    """Returns the server's wait status once it has ended.
+
+    The drain's connection is held until it is over: Triton tears its HTTP side down once no connection is left, and
+    crashes when a request that came over HTTP, its client long gone, still answers after that.
+    """
+    draining: socket.socket | None = None
     while True:
-        ready, _, _ = select.select([control.fileno(), wake], [], [])
+        waited = [control.fileno(), wake] + ([draining.fileno()] if draining else [])
+        ready, _, _ = select.select(waited, [], [])
+        if draining and draining.fileno() in ready and is_over(draining):
+            draining.close()
+            draining = None
         if control.fileno() in ready and not control.recv(64):
             os.kill(server, signal.SIGKILL)
             return os.waitpid(server, 0)[1]
         if wake in ready and signal.SIGTERM in os.read(wake, 64):
+            draining = draining or drain()
             os.kill(server, signal.SIGTERM)
         while True:
             pid, status = reap()
@@ -73,6 +91,34 @@ def watch(server: int, control: socket.socket, wake: int) -> int:
                 return status
             if pid == 0:
                 break
+
+
+def ask_to_drain(address: tuple[str, int], timeout_ms: int) -> socket.socket | None:
+    """Returns when the scheduler refuses new requests; the open connection ends when none is left. None: there is no
+    scheduler that answers."""
+    key = os.environ.get(KEY_ENV, "")
+    fields = {"stop": True, "stream": True, "drain_key": key, "drain_timeout_ms": timeout_ms}
+    body = json.dumps(fields).encode()
+    head = f"POST {DRAIN_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        connection = socket.create_connection(address, ANSWER_S)
+        connection.sendall(head.encode() + body)
+        answer = connection.recv(4096)
+    except OSError:
+        return None
+    if b" 200 " in answer.partition(b"\r\n")[0]:
+        return connection
+    connection.close()
+    return None
+
+
+def is_over(draining: socket.socket) -> bool:
+    """Whether the scheduler has said its last word, or can say nothing any more."""
+    try:
+        data = draining.recv(4096)
+    except OSError:
+        return True
+    return not data or b"drained" in data
 
 
 def reap() -> tuple[int, int]:

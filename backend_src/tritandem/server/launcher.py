@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..config import DRAIN_KEY_ENV
 from ..host import cache_root
 from . import command, guardian
 from .health import ready
@@ -96,6 +97,7 @@ class TritonServer:
             words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)
             inherited = os.environ if self._environment is None else self._environment
             environment = command.environment(self.options, install, inherited)
+            environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
             self._spawn([str(install.binary), *words], environment)
         except BaseException:
             self.kill()
@@ -189,10 +191,12 @@ class TritonServer:
     def _spawn(self, words: list[str], environment: dict[str, str]) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair()
+        options = self.options
+        guarded = [self.shm_prefix, options.client_host, str(options.http_port), str(drain_ms(options.drain_timeout_s))]
         with theirs, self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), self.shm_prefix, *words],
+                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), *guarded, *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -202,6 +206,11 @@ class TritonServer:
             )
         with self._control.makefile("rb") as messages:
             self.pid = int(messages.readline() or b"0")
+
+
+def drain_ms(drain_timeout_s: float) -> int:
+    """For requests to end by themselves; the rest of Triton's exit timeout is for ending the others and unloading."""
+    return int(max(0.5 * drain_timeout_s, drain_timeout_s - UNLOAD_S) * 1000)
 
 
 def new_log_path() -> Path:

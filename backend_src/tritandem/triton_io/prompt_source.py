@@ -12,7 +12,7 @@ from typing import Any
 
 from ..contracts import Int32Array, InvalidRequest
 from .sampling_fields import MAX_JSON_CHARS, is_sampling_name
-from .schema import PARAMETERS
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, PARAMETERS
 from .tensor_values import Inputs
 
 MAX_MESSAGES = 10_000
@@ -41,7 +41,7 @@ def read_parameters(text: str) -> dict[str, Any]:
         return {}
     parameters: dict[str, Any] = json.loads(text)
     for name in parameters:
-        if name not in PARAMETERS and not is_sampling_name(name):
+        if name not in PARAMETERS and name not in (DRAIN_KEY, DRAIN_TIMEOUT_MS) and not is_sampling_name(name):
             raise InvalidRequest(name, "an unknown parameter", f"an input, or one of {', '.join(PARAMETERS)}")
     return parameters
 

@@ -6,6 +6,8 @@ for text, engine or client. Every request gets exactly one last response: from i
 
 from __future__ import annotations
 
+import hmac
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -31,7 +33,7 @@ from .finished_calls import FinishedCalls
 from .prompt_source import read_parameters
 from .replies import error_response, public_error
 from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode
-from .schema import REFUSAL, TOKENIZED_NS
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, REFUSAL, TOKENIZED_NS
 from .sinks import FINAL, TritonSink
 from .tensor_values import Inputs
 
@@ -61,7 +63,8 @@ class Publisher(Protocol):
 class SchedulerPlug:
     """`limits` is called on the first request, when engines can be asked; its answer is kept.
 
-    `refused` hears of every request that ends here instead of in the service.
+    `refused` hears of every request that ends here instead of in the service. `drain_key` is what a request to
+    drain must carry; empty: nobody may.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class SchedulerPlug:
         refused: Callable[[FinishedRequest], None],
         publisher: Publisher,
         finished_calls: FinishedCalls,
+        drain_key: str = "",
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
@@ -84,6 +88,7 @@ class SchedulerPlug:
         self._refused = refused
         self._publisher = publisher
         self._finished_calls = finished_calls
+        self._drain_key = drain_key
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -131,6 +136,9 @@ class SchedulerPlug:
             received_ns = int(stamps.reshape(-1)[0])
         draft = decode(request.request_id(), Inputs(arrays), parameters, received_ns)
         wanted = request.requested_output_names()
+        if DRAIN_KEY in parameters:
+            self._drain(parameters, sender, wanted)
+            return
         if draft.prompt.stop:
             self._stop(draft.request_id, sender, wanted)
             return
@@ -162,6 +170,23 @@ class SchedulerPlug:
             sink.hand_over(lambda: self._service.submit(request, sink))
 
         self._tokenizer.submit(draft.prompt, draft.request_id, then, failed)
+
+    def _drain(self, parameters: Mapping[str, Any], sender: Any, wanted: Sequence[str]) -> None:
+        """Answers twice: when new requests are refused, and when no request is left."""
+        if not (self._drain_key and hmac.compare_digest(str(parameters[DRAIN_KEY]), self._drain_key)):
+            raise InvalidRequest(DRAIN_KEY, "another key", "the key that this server was started with")
+        timeout_s = int(parameters[DRAIN_TIMEOUT_MS]) / 1e3
+        sink = TritonSink(
+            sender, ReturnOptions(OutputOptions(stream=True)), wanted, self._token_text, self._finished_calls
+        )
+
+        def run() -> None:
+            sink.send(Chunk("draining", 0))
+            self._service.drain(timeout_s)
+            self._service.close()  # whatever is left ends with an error
+            sink.finish(Chunk("drained", 0, finish_reason=FinishReason.STOP, outcome=Outcome.COMPLETED))
+
+        threading.Thread(target=run, name="drain", daemon=True).start()
 
     def _stop(self, request_id: str, sender: Any, wanted: Sequence[str]) -> None:
         if not request_id:

@@ -151,6 +151,9 @@ PARAMETERS = {
     "id": "as request_id: what Triton makes of the key `id` of an HTTP body",
 }
 
+# Of the launcher's own request to drain; not public.
+DRAIN_KEY, DRAIN_TIMEOUT_MS = "drain_key", "drain_timeout_ms"
+
 # Tensors between tokenizer and scheduler, beside the public ones.
 TOKENIZED_NS = PublicTensor("tokenized_ns", "INT64", (2,), "", "", "when the text arrived and when its ids were ready")
 REFUSAL = PublicTensor("refusal", "BYTES", (1,), "", "", "why there are no ids; empty when there are")

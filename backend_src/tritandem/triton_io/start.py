@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..config import SchedulerConfig, config_from_environment, model_folder_from_environment
+from ..config import DRAIN_KEY_ENV, SchedulerConfig, config_from_environment, model_folder_from_environment
 from ..contracts import EngineFailed, EnginePort, PriorityClass
 from .context_limit import most_prompt_tokens
 from .request_decoder import ModelLimits
@@ -86,6 +87,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
         observer.finished,
         Publisher(registry, TritonMetricSink(), "scheduler", before=[observer.write_log], machine_wide=True),
         finished_calls,
+        os.environ.get(DRAIN_KEY_ENV, ""),
     )
 
 

@@ -24,6 +24,7 @@ KNOWN = {
 }  # fmt: skip
 BEHAVIOURS = {"stubs", "ready_after_s", "fail", "drain_s", "held_open", "ignore_sigterm", "shm"}
 ready = False
+asked_to_stop = threading.Event()
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -31,6 +32,19 @@ class Health(http.server.BaseHTTPRequestHandler):
         assert self.path == "/v2/health/ready", self.path
         self.send_response(200 if ready else 400)
         self.end_headers()
+
+    def do_POST(self):
+        """The scheduler's part in a drain: says that it drains, and that it is done once SIGTERM has come."""
+        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v2/models/scheduler/generate_stream", self.path
+        assert fields["drain_key"] == os.environ["TRITANDEM_DRAIN_KEY"]
+        log("I", f"asked to drain within {fields['drain_timeout_ms']} ms, {asked_to_stop.is_set()=}")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"draining")
+        asked_to_stop.wait()
+        log("I", "drained after SIGTERM")
+        self.wfile.write(b"drained")
 
     def log_message(self, *_):
         pass
@@ -52,7 +66,6 @@ def main():
     assert set(behaviour) <= BEHAVIOURS, behaviour
     print(json.dumps({"flags": flags, "model": os.environ.get("TRITANDEM_MODEL")}), flush=True)
 
-    asked_to_stop = threading.Event()
     if behaviour.get("ignore_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
