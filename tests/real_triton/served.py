@@ -16,6 +16,7 @@ from pathlib import Path
 from tritandem_client import Client
 
 LONG = {"max_tokens": 2000, "sampling_parameters": {"ignore_eos": True}}
+ENDED = "no more is said"
 WAYS = [(protocol, model) for protocol in ("grpc", "http") for model in ("scheduler", "ensemble")]
 
 
@@ -40,6 +41,7 @@ class Served:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
             self._said.put(line)
+        self._said.put(ENDED)
 
     def wait_said(self, words: str, timeout_s: float) -> str:
         """The next line that holds `words`."""
@@ -49,6 +51,7 @@ class Served:
                 line = self._said.get(timeout=max(0.0, end_s - time.monotonic()))
             except queue.Empty:
                 raise AssertionError(f"not said within {timeout_s} s: {words!r}\n" + "\n".join(self.lines)) from None
+            assert line != ENDED, f"ended without saying {words!r}\n" + "\n".join(self.lines)
             if words in line:
                 return line
 
@@ -88,6 +91,8 @@ class Served:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(20)
         self._listener.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def children(pid: int) -> list[int]:
