@@ -9,12 +9,12 @@ case "${1:---}" in
 esac
 
 # The server reads its own log back to tell progress and causes, so that it must be a file. It is cut off at
-# LOG_BYTES: what matters has gone to standard output by then.
+# LOG_BYTES: what matters has gone to standard output by then. Both helpers end with the server, which keeps this pid.
 log="${TMPDIR:-/tmp}/triton.log"
 LOG_BYTES=67108864
 : > "$log"
-tail -n +1 -F "$log" 2>/dev/null &
-while sleep 60; do
+tail --pid=$$ -n +1 -F "$log" 2>/dev/null &
+while sleep 60 && kill -0 $$ 2>/dev/null; do
     [ "$(stat -c %s "$log")" -le "$LOG_BYTES" ] || : > "$log"
 done &
 

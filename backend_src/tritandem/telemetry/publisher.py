@@ -27,6 +27,15 @@ class MetricSink(Protocol):
         """Nothing is published afterwards."""
 
 
+class DiscardingSink:
+    """For a server whose metrics are switched off."""
+
+    def publish(self, changes: Sequence[Change]) -> None:
+        del changes
+
+    def close(self) -> None: ...
+
+
 class Publisher:
     """Publishes `registry` every `period_s` seconds until `close`, which publishes once more.
 

@@ -58,7 +58,7 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
 def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
     from ..scheduler.service import SchedulerService
-    from ..telemetry.publisher import Publisher
+    from ..telemetry.publisher import DiscardingSink, Publisher
     from ..telemetry.registry import Registry
     from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
@@ -77,7 +77,16 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     engines: list[EnginePort] = [BlsEngine(name, finished_calls) for name in names]
     streams = tokenizer.streams()
     registry = Registry()
-    observer = RequestObserver(registry, pb_utils.Logger.log_info if config.telemetry.request_log else None)
+    telemetry = config.telemetry
+    observer = RequestObserver(registry, pb_utils.Logger.log_info if telemetry.request_log else None)
+    publisher = Publisher(
+        registry,
+        TritonMetricSink() if telemetry.metrics else DiscardingSink(),
+        "scheduler",
+        period_s=telemetry.metrics_period_s,
+        before=[observer.write_log],
+        machine_wide=True,
+    )
     return SchedulerPlug(
         SchedulerService(engines, streams, config.scheduler, observer),
         BlsTokenizer(),
@@ -85,7 +94,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
         lambda token_id: token_text(streams, token_id),
         config.scheduler.drain_timeout_s,
         observer.finished,
-        Publisher(registry, TritonMetricSink(), "scheduler", before=[observer.write_log], machine_wide=True),
+        publisher,
         finished_calls,
         os.environ.get(DRAIN_KEY_ENV, ""),
     )
