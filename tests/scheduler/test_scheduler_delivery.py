@@ -51,7 +51,7 @@ def test_a_slow_path_makes_responses_longer_and_loses_nothing(start: Start) -> N
     assert not sink.chunks, "the engine finished long before the first response was through"
     gate.set()
     sink.wait_end()
-    assert len(sink.chunks) == 2
+    assert len(sink.chunks) <= 2, "all that had waited went in one response"
     assert sink.text == text_of(answer_tokens(3, 200))
 
 
