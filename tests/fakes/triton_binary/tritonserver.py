@@ -78,7 +78,7 @@ def main():
         with open(f"/dev/shm/{prefix}region", "w"):
             pass
     stubs = [
-        subprocess.Popen(["triton_python_backend_stub", "1000"], executable="/bin/sleep")
+        subprocess.Popen(["triton_python_backend_stub", "60"], executable="/bin/sleep")
         for _ in range(behaviour.get("stubs", 2))
     ]
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
