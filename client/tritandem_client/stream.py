@@ -1,53 +1,26 @@
-"""One answer being received by a thread.
+"""One answer being received by a thread: iterating over it, and waiting before a retry.
 
-Owns the life of a request on this side: send, read, retry, end exactly once. Knows nothing about gRPC,
-HTTP or tensors. Belongs to the thread that iterates; `close` may come from any.
+Belongs to the thread that iterates; `close` may come from any.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tritandem_client.answer import Answer
-from tritandem_client.errors import TransportError, TritandemClientError
-from tritandem_client.request import WireRequest
+from tritandem_client.errors import TritandemClientError
+from tritandem_client.receiving import Receiving
 from tritandem_client.results import Chunk, Result
-from tritandem_client.retry import TimeBudget, delay_before_retry_s
 from tritandem_client.transports import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tritandem_client.client import Client
 
-
-class Stream:
+class Stream(Receiving[Call]):
     """Iterates over the chunks; cancels the request when closed, left (`with`), interrupted or dropped early."""
-
-    def __init__(self, client: Client, request: WireRequest, timeout_s: float | None) -> None:
-        self._client, self._request = client, request
-        self._budget = TimeBudget(timeout_s)
-        self._answer = Answer(request.request_id)
-        self._attempt = 0
-        self._call: Call | None = self._open()
-
-    @property
-    def request_id(self) -> str:
-        return self._request.request_id
-
-    @property
-    def text(self) -> str:
-        """What has been received so far."""
-        return self._answer.text
-
-    @property
-    def result(self) -> Result:
-        """The whole answer, or what there was when closed early. RuntimeError before the end and after an error."""
-        return self._answer.final()
 
     def drain(self) -> Result:
         """Read to the end."""
@@ -57,9 +30,7 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the request unless it has ended; afterwards iteration stops and `result` holds what had arrived."""
-        if not self._answer.ended:
-            self._answer.cancel()
-            self._break_off()
+        self._abandon()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
@@ -73,46 +44,17 @@ class Stream:
             except StopIteration:
                 self._answer.complete()
             except TritandemClientError as error:
-                self._retry_or_raise(error)
+                time.sleep(self._retry_delay_s(error))
             except BaseException:
-                self.close()
+                self._abandon()
                 raise
             else:
                 if chunk is not None:
                     return chunk
         raise StopIteration
 
-    def _open(self) -> Call:
-        return self._client.open_call(self._request, self._budget.left_s())
-
-    def _retry_or_raise(self, error: TritandemClientError) -> None:
-        if self._answer.ended:  # closed from another thread: this is only the echo
-            return
-        if not self._answer.started:
-            delay_s = delay_before_retry_s(error, self._attempt, self._client.retries, self._budget.left_s())
-            if delay_s is not None:
-                self._attempt += 1
-                self._call = None
-                time.sleep(delay_s)
-                return
-        self._answer.fail(error)
-        if isinstance(error, TransportError):
-            self._break_off()
-        raise error
-
-    def _break_off(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            if self._client.stop_on_close:
-                self._client.stop_in_background(self.request_id)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_call"):
-            with contextlib.suppress(Exception):  # the interpreter may be shutting down
-                self.close()
