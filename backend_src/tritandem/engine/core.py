@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
+from ..telemetry.step_meter import StepMeter
 from . import batcher
 from .batcher import BatchState, Budget, Decision
 from .outbox import Outbox
@@ -36,9 +37,14 @@ class _Launched:
 
 class EngineCore:
     def __init__(
-        self, runner: Runner, outbox: Outbox, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()
+        self,
+        runner: Runner,
+        outbox: Outbox,
+        prefix_cache: bool = True,
+        end_ids: frozenset[int] = frozenset(),
+        meter: StepMeter | None = None,
     ) -> None:
-        """`end_ids`: the model's end-of-sequence tokens, which a request may ask to ignore."""
+        """`end_ids`: the model's end-of-sequence tokens, which a request may ask to ignore. No meter, no metrics."""
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.residency = Residency(spec, prefix_cache, end_ids)
@@ -50,6 +56,7 @@ class EngineCore:
         self._suspects: deque[SequenceState] = deque()  # of a failed step; tried again one by one
         self._waiting_tokens = 0
         self._pace = Pace()
+        self._meter = meter
         self._arrivals = self._steps = self._preemptions = 0
         self._prompt_tokens = self._output_tokens = 0
 
@@ -109,6 +116,8 @@ class EngineCore:
         except Exception as error:  # whatever broke, it must cost the sequences of this step at most
             self._step_failed(step, error)
             return True
+        if self._meter is not None:
+            self._meter.launched(time.monotonic_ns() - launched_ns, bool(step.prefill))
         self._step_launched(decision, step, launched_ns)
         return True
 
@@ -194,7 +203,9 @@ class EngineCore:
 
     def _apply(self, result: StepResult, launched: _Launched) -> None:
         """Hand new tokens to their sequences and end those that finished."""
-        self._pace.note(result, launched.prefill_tokens)
+        taken_ns = self._pace.note(result, launched.prefill_tokens)
+        if self._meter is not None and not launched.prefill_tokens:
+            self._meter.decode_step.note(taken_ns)
         changed, ended = [], []
         block_tokens = self.spec.block_tokens
         with self.outbox.lock:
@@ -216,6 +227,8 @@ class EngineCore:
             for sequence, finish in ended:
                 self._end(sequence, finish, "the model's logits are not finite" if finish == FinishCode.ERROR else "")
             self.outbox.publish(changed, self.load())
+        if self._meter is not None and not self._live:
+            self._meter.busy = False
 
     def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
         with self.outbox.lock:

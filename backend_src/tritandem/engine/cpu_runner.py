@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..config import EngineConfig
+from ..telemetry.step_meter import StepMeter
 from .attention.block_runs import BlockRunAttention
 from .attention.dense import DenseAttention
 from .attention.interface import AttentionBackend, AttentionBatch
@@ -46,7 +47,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
 class CpuRunner:
     """`Runner` without concurrency."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, meter: StepMeter | None = None) -> None:
         self.spec = spec = cpu_spec(loaded, config)
         cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, loaded.model.dtype, "cpu")
         backend: AttentionBackend = DenseAttention() if config.attention == "dense" else BlockRunAttention()
@@ -54,13 +55,17 @@ class CpuRunner:
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
         self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")
         self._results: deque[StepResult] = deque()
+        self._meter, self._finished_ns = meter, 0
 
     def launch(self, plan: StepPlan) -> None:
         launched_ns = time.monotonic_ns()
+        if self._meter is not None and self._meter.busy:
+            self._meter.idle_gap.note(launched_ns - self._finished_ns)
         try:
             self._results.append(self._run(plan, launched_ns))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             raise StepFailed(str(error), [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots]) from error
+        self._finished_ns = self._results[-1].finished_ns
 
     def collect(self, wait: bool) -> StepResult | None:
         return self._results.popleft() if self._results else None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..config import EngineConfig
 from ..contracts import ConfigError, Int32Array
+from ..telemetry.step_meter import StepMeter
 from .attention.interface import AttentionBatch
 from .cuda_memory import cuda_spec, measure_and_allocate
 from .decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
@@ -63,12 +64,27 @@ class _InFlight:
     done: torch.cuda.Event
     parts: tuple[_Part, ...]
     features: SamplingFeatures
+    after_gap: _Gap | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """The device had nothing to do between two events, the second of which lies right before a step."""
+
+    ran_dry: torch.cuda.Event
+    resumed: torch.cuda.Event
 
 
 class CudaRunner:
     """`Runner` with launch-ahead. Raises ConfigError when weights and one sequence do not fit the device."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        on_progress: Callable[[str], None],
+        meter: StepMeter | None = None,
+    ) -> None:
         started = time.monotonic()
         self._device = torch.device(loaded.model.device)
         torch.cuda.set_device(self._device)
@@ -98,6 +114,10 @@ class CudaRunner:
         self._record = 0
         self._in_flight: deque[_InFlight] = deque()
         self._read: deque[StepResult] = deque()
+        self._newest_done: torch.cuda.Event | None = None
+        self._meter = meter
+        if meter is not None:
+            meter.staged_bytes = self.staging.bytes_by_kind
         on_progress(f"ready after {time.monotonic() - started:.1f} s on top of loading")
 
     # -- Runner ----------------------------------------------------------------------------------------
@@ -111,14 +131,16 @@ class CudaRunner:
         parts: list[_Part] = []
         try:
             with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
+                gap = self._gap()
                 self._enqueue(plan, parts)
-                done = cuda_event(blocking=True)
+                done = cuda_event(blocking=True, timing=self._meter is not None)
                 done.record()
         except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
             self._recover()
             slots = [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots]
             raise StepFailed(f"{type(error).__name__}: {error}", slots) from error
-        self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, tuple(parts), plan.features))
+        self._newest_done = done
+        self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, tuple(parts), plan.features, gap))
 
     def collect(self, wait: bool) -> StepResult | None:
         if self._read:
@@ -142,6 +164,15 @@ class CudaRunner:
         self.graphs.close()
 
     # -- launching -------------------------------------------------------------------------------------
+
+    def _gap(self) -> _Gap | None:
+        """Set when the device has run out of steps before this launch although sequences live. Only such a launch
+        records a second event; the time between the two is the device's own."""
+        if self._meter is None or not self._meter.busy or self._newest_done is None or not _passed(self._newest_done):
+            return None
+        resumed = cuda_event(timing=True)
+        resumed.record()
+        return _Gap(self._newest_done, resumed)
 
     def _enqueue(self, plan: StepPlan, parts: list[_Part]) -> None:
         self._apply_changes(plan)
@@ -248,6 +279,9 @@ class CudaRunner:
     def _take_oldest(self) -> StepResult:
         """The result of the oldest step, which has passed on the device."""
         step = self._in_flight.popleft()
+        if step.after_gap is not None and self._meter is not None:
+            gap_ms = step.after_gap.ran_dry.elapsed_time(step.after_gap.resumed)
+            self._meter.idle_gap.note(round(gap_ms * 1e6))
         columns = [self._columns(part, step.features) for part in step.parts]
         tokens, finish, logprobs, top_ids, top_logprobs = (
             [np.concatenate(column) for column in zip(*columns, strict=True)] if columns else [_NOTHING] * 5

@@ -28,8 +28,8 @@ class Pace:
         """0 until a prefill was timed."""
         return int(self._prefill_ns / self._prefill_tokens) if self._prefill_tokens else 0
 
-    def note(self, result: StepResult, prefill_tokens: int) -> None:
-        """A step launched ahead starts when its predecessor ends."""
+    def note(self, result: StepResult, prefill_tokens: int) -> int:
+        """The step's time in ns. A step launched ahead starts when its predecessor ends."""
         taken_ns = result.finished_ns - max(result.launched_ns, self._previous_finish_ns)
         self._previous_finish_ns = result.finished_ns
         if prefill_tokens:
@@ -37,6 +37,7 @@ class Pace:
             self._prefill_tokens = _average(self._prefill_tokens, prefill_tokens)
         else:
             self.decode_step_ns = int(_average(self.decode_step_ns, taken_ns))
+        return taken_ns
 
     def steps_ahead(self, most: int) -> int:
         """Launches to keep waiting behind the running step: as many as LAUNCH_AHEAD_NS holds, 1 to `most`.

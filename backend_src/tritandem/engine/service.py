@@ -23,6 +23,7 @@ from ..contracts import (
     TokenBatch,
     TritandemError,
 )
+from ..telemetry.step_meter import StepMeter
 from .core import EngineCore
 from .outbox import Outbox
 from .step import Runner
@@ -36,10 +37,16 @@ log = logging.getLogger(__name__)
 class EngineService:
     """Starts its thread at once; `close` ends it and the runner."""
 
-    def __init__(self, runner: Runner, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        prefix_cache: bool = True,
+        end_ids: frozenset[int] = frozenset(),
+        meter: StepMeter | None = None,
+    ) -> None:
         self.spec = runner.spec
         self._outbox = Outbox()
-        self._core = EngineCore(runner, self._outbox, prefix_cache, end_ids)
+        self._core = EngineCore(runner, self._outbox, prefix_cache, end_ids, meter)
         self._mail = threading.Condition()
         self._added: list[tuple[EngineRequest, int]] = []
         self._cancelled: list[int] = []
@@ -141,8 +148,10 @@ class EngineService:
         return bool(self._added or self._cancelled or self._closing or not self._core.idle())
 
 
-def build_engine(model: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> EngineService:
-    """Load a model and start its engine. Raises ConfigError with the reason."""
+def build_engine(
+    model: Path, config: EngineConfig, on_progress: Callable[[str], None], meter: StepMeter | None = None
+) -> EngineService:
+    """Load a model and start its engine, which notes its steps in `meter`. Raises ConfigError with the reason."""
     # Imported here: the service itself needs no torch.
     from .cpu_threads import limit_threads
     from .model_loader import load_model, resolve_device
@@ -155,9 +164,9 @@ def build_engine(model: Path, config: EngineConfig, on_progress: Callable[[str],
     if on_cuda:
         from .cuda_runner import CudaRunner
 
-        runner = CudaRunner(loaded, config, on_progress)
+        runner = CudaRunner(loaded, config, on_progress, meter)
     else:
         from .cpu_runner import CpuRunner
 
-        runner = CpuRunner(loaded, config)
-    return EngineService(runner, config.prefix_cache, loaded.end_ids)
+        runner = CpuRunner(loaded, config, meter)
+    return EngineService(runner, config.prefix_cache, loaded.end_ids, meter)

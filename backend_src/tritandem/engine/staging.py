@@ -159,6 +159,10 @@ class StagingPool:
         self.counters.transfers[route] += 1
         self.counters.num_bytes[route] += num_bytes
 
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Totals since start. Any thread."""
+        return {route.value: total for route, total in self.counters.num_bytes.items()}
+
     def _take(self, num_bytes: int) -> Slot:
         size = next((size for size in SIZE_CLASSES if size >= num_bytes), None)
         if size is None:

@@ -22,9 +22,9 @@ def cuda_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def cuda_event(blocking: bool = False) -> torch.cuda.Event:
+def cuda_event(blocking: bool = False, timing: bool = False) -> torch.cuda.Event:
     """`blocking`: a host that waits sleeps instead of spinning, which two cores cannot afford."""
-    return torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=timing, blocking=blocking)  # type: ignore[no-untyped-call]
 
 
 class Streams:

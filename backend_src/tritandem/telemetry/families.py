@@ -91,7 +91,10 @@ ENGINE_STEPS = _counter("engine_steps", "Steps launched", "engine")
 DECODE_STEP_AVERAGE = _gauge("decode_step_average_seconds", "Moving average of one decode step", "engine")
 
 # Inside the engine process.
-GRAPH_LAUNCH = _seconds("cuda_kernel_launch_latency", "Host time of launching one step", buckets=SHORT_BUCKETS_S)
+GRAPH_LAUNCH = _seconds(
+    "cuda_kernel_launch_latency", "Host time of launching one step on the device", "phase", buckets=SHORT_BUCKETS_S
+)
+DECODE_STEP = _seconds("decode_step", "One step without prefill, on the device", buckets=SHORT_BUCKETS_S)
 STEP_IDLE = _seconds("engine_idle_gap", "Device idle between two steps while work waited", buckets=SHORT_BUCKETS_S)
 STAGING_BYTES = _counter("staging_bytes", "Bytes moved between host and device by kind of memory", "kind")
 
