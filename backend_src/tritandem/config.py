@@ -1,6 +1,6 @@
 """Every setting, parsed once at the edge into frozen dataclasses with units in the names.
 
-Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry];
+Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry], [placement];
 unknown keys are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG and the
 model's folder from TRITANDEM_MODEL, so that the model repository can be mounted as it is.
 """
@@ -25,6 +25,7 @@ else:
 
 MODEL_ENV = "TRITANDEM_MODEL"
 CONFIG_ENV = "TRITANDEM_CONFIG"
+PLACEMENT_ENV = "TRITANDEM_PLACEMENT"  # replaces the table [placement]; `placement_from_words` says how
 DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class EngineConfig:
     max_sequences: int = 0  # slots; 0: 256 on CUDA, 16 on CPU
     max_context_tokens: int = 0  # 0: the model's own limit, or less where KV memory is short
     prefill_tokens_per_step: int = 0  # chunk budget; 0: 8192 on CUDA, 256 on CPU
+    interleaved_prefill_tokens: int = 0  # the same while sequences decode; 0: 2048 on CUDA, no less on CPU
     prefix_cache: bool = True
     attention: str = "auto"  # auto | dense | paged
     cuda_graphs: bool = True
@@ -102,11 +104,24 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which CPUs each component runs on. Lists are the kernel's: "2-5,8"; an empty one leaves a component unpinned."""
+
+    policy: str = "auto"  # auto: from the machine | explicit: the lists below | off
+    engine: str = ""  # the engine's process
+    engine_host: str = ""  # its thread that launches steps (CUDA only); "": with the engine
+    scheduler: str = ""
+    tokenizer: str = ""
+    server: str = ""  # Triton's own threads
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -148,7 +163,27 @@ def load_config(path: Path | None) -> Config:
 def config_from_environment() -> Config:
     """The configuration of a process inside Triton. Raises ConfigError."""
     path = os.environ.get(CONFIG_ENV)
-    return load_config(Path(path) if path else None)
+    return with_placement(load_config(Path(path) if path else None), os.environ.get(PLACEMENT_ENV, ""))
+
+
+def with_placement(config: Config, words: str) -> Config:
+    """`config` with the placement that `words` describe; as it is when there are none. Raises ConfigError."""
+    return dataclasses.replace(config, placement=placement_from_words(words)) if words else config
+
+
+def placement_from_words(words: str) -> PlacementConfig:
+    """`auto`, `off`, or COMPONENT=CPUS words separated by spaces, which make it explicit. Raises ConfigError."""
+    if words in ("auto", "off"):
+        return PlacementConfig(policy=words)
+    lists: dict[str, str] = {}
+    for word in words.split():
+        name, equals, cpus = word.partition("=")
+        if not equals or name in lists:
+            raise ConfigError(f"placement: given {word!r}, allowed: auto, off, or COMPONENT=CPUS once for each")
+        lists[name] = cpus
+    if "policy" in lists:
+        raise ConfigError("placement: given 'policy=...', allowed: auto, off, or COMPONENT=CPUS")
+    return from_mapping(PlacementConfig, {"policy": "explicit", **lists}, "placement")
 
 
 def model_folder_from_environment() -> Path:

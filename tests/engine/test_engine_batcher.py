@@ -10,7 +10,7 @@ from tritandem.contracts import EngineRequest, SamplingParams
 from tritandem.engine.batcher import BatchState, Budget, Candidate, Decision, plan
 from tritandem.engine.sequence import SequenceState
 
-BUDGET = Budget(prefill_tokens=10, block_tokens=4, reserve_blocks=2)
+BUDGET = Budget(prefill_tokens=10, interleaved_tokens=8, block_tokens=4, reserve_blocks=2)
 
 
 def sequence(arrival: int, prompt: int, max_tokens: int = 50) -> SequenceState:
@@ -41,8 +41,14 @@ def test_everything_that_can_decode_does_and_the_rest_of_the_budget_prefills_old
     first, second = running(1, prompt=30, stored=23, blocks=8), running(2, prompt=30, stored=0, blocks=8)
     decision = decide(running=[decoding, first, second], waiting=[candidate(3, 4)])
     assert list(decision.decode) == [decoding]
-    assert list(decision.prefill) == [(first, 7), (second, 3)]
+    assert list(decision.prefill) == [(first, 7), (second, 1)]
     assert list(decision.admit) == []
+
+
+def test_prefill_beside_running_sequences_has_a_budget_of_its_own() -> None:
+    decoding, prompt = running(0, prompt=3, stored=3, blocks=2, outputs=1), running(1, prompt=30, stored=0, blocks=8)
+    assert list(decide(running=[decoding, prompt]).prefill) == [(prompt, 8)]
+    assert list(decide(running=[prompt]).prefill) == [(prompt, 10)]
 
 
 def test_a_sequence_whose_last_token_is_launched_is_left_alone() -> None:

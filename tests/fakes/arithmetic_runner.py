@@ -59,7 +59,15 @@ class ArithmeticRunner:
     ) -> None:
         context = (num_blocks - 1) * block_tokens
         self.spec = RunnerSpec(
-            "arithmetic", num_slots, num_blocks, block_tokens, context, prefill_tokens, VOCAB, launch_ahead_steps
+            "arithmetic",
+            num_slots,
+            num_blocks,
+            block_tokens,
+            context,
+            prefill_tokens,
+            prefill_tokens // 2,
+            VOCAB,
+            launch_ahead_steps,
         )
         self._kv = np.full((num_blocks, block_tokens), -1)
         self._rows: dict[int, _Row] = {}
@@ -68,7 +76,9 @@ class ArithmeticRunner:
 
     def launch(self, plan: StepPlan) -> None:
         assert len(self._unread) <= self.spec.launch_ahead_steps, "launched further ahead than allowed"
-        assert sum(len(chunk.ids) for chunk in plan.prefill) <= self.spec.prefill_tokens_per_step, "over budget"
+        spec = self.spec
+        budget = spec.interleaved_prefill_tokens if plan.decode_slots else spec.prefill_tokens_per_step
+        assert sum(len(chunk.ids) for chunk in plan.prefill) <= budget, "over budget"
         launched_ns = time.monotonic_ns()
         for slot in plan.releases:
             self._rows.pop(slot, None)

@@ -35,6 +35,7 @@ class BatchState:
 @dataclass(frozen=True, slots=True)
 class Budget:
     prefill_tokens: int
+    interleaved_tokens: int  # prefill beside sequences that decode: it stretches the gap between their tokens
     block_tokens: int
     reserve_blocks: int  # taken at once where there is room, so that later steps need none
 
@@ -74,7 +75,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         free_blocks -= extra
         grow.append((sequence, 1 + extra))
 
-    tokens_left = budget.prefill_tokens
+    tokens_left = budget.interleaved_tokens if decode else budget.prefill_tokens
     prefill = []
     for sequence in [s for s in state.running if s.stored < s.prefill_tokens]:
         chunk = min(sequence.prefill_left, tokens_left)

@@ -48,7 +48,9 @@ class EngineCore:
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.residency = Residency(spec, prefix_cache, end_ids)
-        self.budget = Budget(spec.prefill_tokens_per_step, spec.block_tokens, RESERVE_BLOCKS)
+        self.budget = Budget(
+            spec.prefill_tokens_per_step, spec.interleaved_prefill_tokens, spec.block_tokens, RESERVE_BLOCKS
+        )
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
         self._live: dict[int, SequenceState] = {}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .device_forward_cuda import DeviceForward
 
 DEFAULT_PREFILL_TOKENS = 8192
+DEFAULT_INTERLEAVED_TOKENS = 2048  # 46 ms of an 8B model on an H200
 
 
 def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_rows: int) -> RunnerSpec:
@@ -35,6 +36,9 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         block_tokens=config.block_tokens,
         max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
         prefill_tokens_per_step=_prefill_tokens(config),
+        interleaved_prefill_tokens=min(
+            _prefill_tokens(config), config.interleaved_prefill_tokens or DEFAULT_INTERLEAVED_TOKENS
+        ),
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=config.launch_ahead_steps,
     )

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from ..config import EngineConfig
 from ..contracts import ConfigError, Int32Array
 from ..telemetry.step_meter import StepMeter
-from .attention.interface import AttentionBatch
 from .cuda_memory import cuda_spec, measure_and_allocate
 from .decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
 from .device_forward_cuda import DeviceForward
-from .graphs import DecodeGraphs
+from .graphs import DecodeGraphs, GraphCache
+from .mixed_pass_cuda import MixedPasses, Packing, PassSize, prefill_arrays
 from .model_loader import LoadedModel
 from .row_updates_cuda import (
     pack_block_updates,
@@ -103,11 +103,28 @@ class CudaRunner:
                 self._ring = self.staging.ring((RING_DEPTH, max_rows * WORDS_PER_ROW))
                 self._ring_host = self._ring.numpy()
                 self._report = Report(self._ring, record)
-                self._step = DecodeStep(self.state, self._decode_forward, self._report, max_rows)
-                self.graphs = DecodeGraphs(
-                    self._step.enqueue, max_rows, self.streams.compute, config.cuda_graphs and self.forward.paged
+                self._step = step = DecodeStep(self.state, self._decode_forward, self._report, max_rows)
+                self.captures = graph_cache = GraphCache(
+                    self.streams.compute, config.cuda_graphs and self.forward.paged
                 )
+                self.graphs = DecodeGraphs(graph_cache, step.enqueue, max_rows)
+                self.mixed = MixedPasses(
+                    self.state,
+                    spec.block_tokens,
+                    self.forward,
+                    step,
+                    graph_cache,
+                    max_rows,
+                    spec.interleaved_prefill_tokens,
+                    loaded.model.dtype,
+                )
+                self.mixed.warm_up(on_progress)
                 self.graphs.warm_up(on_progress)
+                if graph_cache.captured():
+                    on_progress(
+                        f"{graph_cache.captured()} graphs took {graph_cache.capture_s:.1f} s "
+                        f"and {graph_cache.capture_bytes / 2**20:.0f} MiB"
+                    )
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"the model does not fit the memory of {self._device}: {error}") from error
         self._rows: tuple[int, ...] = ()
@@ -118,6 +135,7 @@ class CudaRunner:
         self._meter = meter
         if meter is not None:
             meter.staged_bytes = self.staging.bytes_by_kind
+            meter.gpu_uuid = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
         on_progress(f"ready after {time.monotonic() - started:.1f} s on top of loading")
 
     # -- Runner ----------------------------------------------------------------------------------------
@@ -161,7 +179,7 @@ class CudaRunner:
         self.streams.close()
         self._in_flight.clear()
         self._read.clear()
-        self.graphs.close()
+        self.captures.close()
 
     # -- launching -------------------------------------------------------------------------------------
 
@@ -176,14 +194,50 @@ class CudaRunner:
 
     def _enqueue(self, plan: StepPlan, parts: list[_Part]) -> None:
         self._apply_changes(plan)
+        size = self.mixed.size(len(plan.decode_slots), plan.prefill) if plan.prefill else None
+        if size is not None:
+            self._mixed(plan, size, parts)
+            return
         if plan.prefill:
             self._prefill(plan.prefill, plan.features, parts)
         if plan.decode_slots:
             bucket = self.graphs.bucket(len(plan.decode_slots))
             self.graphs.run(bucket, plan.features)
-            self._record += 1
-            self._count_report(bucket)
-            parts.append(_Part(self._record, plan.decode_slots, bucket))
+            parts.append(self._reported(plan.decode_slots, bucket))
+
+    def _reported(self, slots: Sequence[int], stride: int) -> _Part:
+        """The record that the launches before have counted up and filled."""
+        self._record += 1
+        num_bytes = stride * 8
+        self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
+        return _Part(self._record, slots, stride)
+
+    def _mixed(self, plan: StepPlan, size: PassSize, parts: list[_Part]) -> None:
+        """Chunks and decode rows in one replay; picking tokens is launched behind it, for the rows there are."""
+        logits, last_slots = self.mixed.run(size, plan.prefill, self.staging, self.streams)
+        rows = len(plan.decode_slots)
+        decoded = []
+        if rows:
+            self._step.choose(logits[:rows], self._step.rows[:rows], plan.features, self._report, decode=True)
+            decoded.append(self._reported(plan.decode_slots, rows))
+        self._choose_first(logits[size.rows :], last_slots, plan.prefill, plan.features, parts)
+        parts += decoded
+
+    def _choose_first(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        chunks: Sequence[PrefillChunk],
+        features: SamplingFeatures,
+        parts: list[_Part],
+    ) -> None:
+        """The first token of every sequence whose last chunk was in this step: rows of `logits` in their order."""
+        last = [chunk.slot for chunk in chunks if chunk.last]
+        if last:
+            self._report.record.add_(1)
+            count = len(last)
+            self._step.choose(logits[:count], slots[:count], features, self._report, decode=False)
+            parts.append(self._reported(last, count))
 
     def _apply_changes(self, plan: StepPlan) -> None:
         """Everything that changed since the last step, in one copy; nothing at all in a steady step."""
@@ -200,7 +254,7 @@ class CudaRunner:
             actions.append(lambda arrays: scatter_block_updates(state, arrays))
         rows = tuple(plan.decode_slots)
         if rows and rows != self._rows:
-            padding = [state.pad_slot] * (self.graphs.bucket(len(rows)) - len(rows))
+            padding = [state.pad_slot] * (self._step.rows.shape[0] - len(rows))  # graphs read up to their own size
             groups.append([np.array([*rows, *padding], np.int64)])
             actions.append(lambda arrays: self._step.set_rows(arrays[0]))
             self._rows = ()
@@ -229,43 +283,24 @@ class CudaRunner:
             self.staging.release(packed)
 
     def _prefill(self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]) -> None:
-        last = [chunk.slot for chunk in chunks if chunk.last]
-        self._with_staged([_prefill_arrays(chunks)], [lambda arrays: self._run_prefill(arrays, chunks, features)])
-        if last:
-            parts.append(_Part(self._record, last, len(last)))
+        """Chunks alone, launch by launch: more than a graph holds, or a model that is not fused."""
+        arrays = prefill_arrays(chunks, None, self.state.pad_slot)
+        self._with_staged([arrays], [lambda staged: self._run_prefill(Packing(*staged), chunks, features, parts)])
 
     def _run_prefill(
-        self, arrays: Sequence[torch.Tensor], chunks: Sequence[PrefillChunk], features: SamplingFeatures
+        self, packing: Packing, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]
     ) -> None:
-        token_slots, slots, last_rows, last_slots, ids, positions, starts, context_lens = arrays
-        state, block_tokens = self.state, self.spec.block_tokens
-        positions = positions.long()
-        blocks = state.block_table[token_slots, positions // block_tokens].long()
-        batch = AttentionBatch(
-            slot_mapping=blocks * block_tokens + positions % block_tokens,
-            block_tables=state.block_table[slots],
-            context_lens=context_lens,
-            query_starts=starts,
-            max_query_tokens=max(len(chunk.ids) for chunk in chunks),
-            max_context_tokens=max(chunk.start + len(chunk.ids) for chunk in chunks),
-            decode=False,
-        )
-        logits = self.forward.prefill(ids.long(), positions, last_rows, batch)
-        state.length.index_copy_(0, slots, context_lens)
-        if last_slots.shape[0]:
-            self._report.record.add_(1)
-            self._step.choose(logits, last_slots.clone(), features, self._report, decode=False)
-            self._record += 1
-            self._count_report(last_slots.shape[0])
+        longest = max(len(chunk.ids) for chunk in chunks)
+        reach = max(chunk.start + len(chunk.ids) for chunk in chunks)
+        batch = packing.batch(self.state, self.spec.block_tokens, longest, reach)
+        logits = self.forward.prefill(packing.ids.long(), packing.positions.long(), packing.last_rows, batch)
+        self.state.length.index_copy_(0, packing.slots, packing.context_lens)
+        self._choose_first(logits, packing.last_slots.clone(), chunks, features, parts)
 
     def _decode_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
     ) -> torch.Tensor:
         return self.forward.decode(self.state, self.spec.block_tokens, ids, positions, rows, context_lens)
-
-    def _count_report(self, rows: int) -> None:
-        num_bytes = rows * 8
-        self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
 
     def _recover(self) -> None:
         """After a failed launch: whatever it did to the numbering of records is undone, memory is given back."""
@@ -316,26 +351,6 @@ class CudaRunner:
             column(3, alternatives),
             column(3 + alternatives, alternatives),
         )
-
-
-def _prefill_arrays(chunks: Sequence[PrefillChunk]) -> list[NDArray[Any]]:
-    """int64: slot of each token, slots, packed index and slot of each last token; int32: ids, positions,
-    query starts, context lengths."""
-    lens = np.array([len(chunk.ids) for chunk in chunks], np.int64)
-    slots = np.array([chunk.slot for chunk in chunks], np.int64)
-    starts = np.zeros(len(chunks) + 1, np.int32)
-    starts[1:] = np.cumsum(lens)
-    last = np.array([chunk.last for chunk in chunks], np.bool_)
-    return [
-        np.repeat(slots, lens),
-        slots,
-        starts[1:][last].astype(np.int64) - 1,
-        slots[last],
-        np.concatenate([np.asarray(chunk.ids, np.int32) for chunk in chunks]),
-        np.concatenate([np.arange(c.start, c.start + len(c.ids), dtype=np.int32) for c in chunks]),
-        starts,
-        np.array([chunk.start + len(chunk.ids) for chunk in chunks], np.int32),
-    ]
 
 
 def _passed(event: torch.cuda.Event) -> bool:

@@ -56,8 +56,16 @@ class DecodeStep:
 
     def enqueue(self, bucket: int, features: SamplingFeatures, rehearsal: bool = False) -> None:
         """Launch one step over the first `bucket` rows. A rehearsal compiles the kernels and leaves no trace."""
+        ids, positions, context_lens, rows = self.begin(bucket, rehearsal)
+        logits = self._forward(ids, positions, rows, context_lens)
+        self.choose(logits, rows, features, self._rehearsal if rehearsal else self._report, decode=True)
+
+    def begin(self, bucket: int, rehearsal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Read what the first `bucket` rows feed to the model and count the report up.
+
+        Returns ids and positions (int64 [bucket]), context lengths (int32, 0 for idle rows) and the rows' slots.
+        """
         rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
-        report = self._rehearsal if rehearsal else self._report
         state = self._state
         ids, positions = torch.empty_like(rows), torch.empty_like(rows)
         context_lens = torch.empty(bucket, dtype=torch.int32, device=rows.device)
@@ -69,11 +77,10 @@ class DecodeStep:
             ids,
             positions,
             context_lens,
-            report.record,
+            (self._rehearsal if rehearsal else self._report).record,
             num_warps=1,
         )
-        logits = self._forward(ids, positions, rows, context_lens)
-        self.choose(logits, rows, features, report, decode=True)
+        return ids, positions, context_lens, rows
 
     def choose(
         self, logits: torch.Tensor, rows: torch.Tensor, features: SamplingFeatures, report: Report, decode: bool

@@ -16,7 +16,7 @@ from .attention.dense import DenseAttention
 from .attention.interface import AttentionBackend, AttentionBatch
 from .attention.paged_cuda import Heads, PagedAttention
 from .forward import KvCache, PackedForward
-from .fused_cuda import FusedDecoder, Unfusable
+from .fused_cuda import DecodeRows, FusedDecoder, Unfusable
 from .model_loader import LoadedModel
 from .slots import SlotState
 
@@ -80,25 +80,49 @@ class DeviceForward:
         context_lens: torch.Tensor,
     ) -> torch.Tensor:
         """Logits [S, V] of one token a row; `rows` int64 [S] are slots, idle ones have context length 0."""
-        count = rows.shape[0]
-        # The fused kernel finds blocks through the slot's own table: nothing is gathered for it.
-        tables = state.block_table if self._fused is not None else state.block_table[rows]
-        batch = AttentionBatch(
-            slot_mapping=positions,
-            block_tables=tables,
-            context_lens=context_lens,
-            query_starts=context_lens,
-            max_query_tokens=1,
-            max_context_tokens=state.block_table.shape[1] * block_tokens,
-            decode=True,
-        )
         if self._fused is not None:
-            return self._fused.decode(ids, rows, batch)
+            return self._fused.decode(ids, _decode_rows(state, block_tokens, rows, context_lens))
+        count, tables = rows.shape[0], state.block_table[rows]
         block = tables.gather(1, (positions // block_tokens)[:, None])[:, 0].long()
         mapping = (block * block_tokens + positions % block_tokens).masked_fill(context_lens == 0, 0)
         every = torch.arange(count + 1, dtype=torch.int32, device=rows.device)
-        batch = AttentionBatch(mapping, tables, context_lens, every, 1, batch.max_context_tokens, decode=True)
+        max_context = tables.shape[1] * block_tokens
+        batch = AttentionBatch(mapping, tables, context_lens, every, 1, max_context, decode=True)
         return self._packed.logits(ids, positions, every[:count].long(), batch)
+
+    def mixed(
+        self,
+        state: SlotState,
+        block_tokens: int,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        logit_rows: torch.Tensor,
+        batch: AttentionBatch,
+        rows: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [R, V] after the packed tokens `logit_rows` of one pass: decode rows first, then `batch`'s chunks.
+
+        `ids` int64 [S + T], `positions` int64 [T], `rows` and `context_lens` [S] as in `decode`; S may be 0.
+        For a fused model only.
+        """
+        assert self._fused is not None
+        decode = _decode_rows(state, block_tokens, rows, context_lens) if rows.shape[0] else None
+        return self._fused.prefill(ids, positions, logit_rows, batch, decode)
+
+
+def _decode_rows(state: SlotState, block_tokens: int, rows: torch.Tensor, context_lens: torch.Tensor) -> DecodeRows:
+    """The fused kernel finds blocks through the slot's own table: nothing is gathered for it."""
+    batch = AttentionBatch(
+        slot_mapping=context_lens,
+        block_tables=state.block_table,
+        context_lens=context_lens,
+        query_starts=context_lens,
+        max_query_tokens=1,
+        max_context_tokens=state.block_table.shape[1] * block_tokens,
+        decode=True,
+    )
+    return DecodeRows(rows, batch)
 
 
 def _choose_attention(
@@ -140,7 +164,7 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
         packed.logits(ids[first], positions[first], last, prompt),
         packed.logits(ids[second], positions[second], zero, step),
     ]
-    got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], zero, step)]
+    got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], DecodeRows(zero, step))]
     # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
     limit = 1e-3 if dtype == torch.float32 else 0.15
     for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):

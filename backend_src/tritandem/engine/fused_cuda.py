@@ -40,6 +40,14 @@ class _Layer:
     window: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decode part of a pass: `table_rows` int64 [S] name each row's line of `batch.block_tables`."""
+
+    table_rows: torch.Tensor
+    batch: AttentionBatch
+
+
 class FusedDecoder:
     """Logits of packed tokens over one KV cache, on CUDA."""
 
@@ -69,58 +77,76 @@ class FusedDecoder:
         cos, sin = _rotary_tables(body.rotary_emb, shapes[0].head_dim, max_positions, self._embedding)
         self._layers = [self._merge(layer, shape, cos, sin) for layer, shape in zip(body.layers, shapes, strict=True)]
 
-    def decode(
-        self,
-        ids: torch.Tensor,
-        table_rows: torch.Tensor,
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        """One token a row: `ids` int64 [S]; `table_rows` [S] name each row's line of `batch.block_tables`.
-
-        Stores the new K and V and returns logits [S, V] in the model's dtype.
-        """
+    def decode(self, ids: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
+        """One token a row: `ids` int64 [S]. Stores the new K and V; logits [S, V] in the model's dtype."""
         residual = F.embedding(ids, self._embedding)
         delta: torch.Tensor | None = None
         self._overlap = self._may_overlap and self._is_ours(residual)
         for index, layer in enumerate(self._layers):
             qkv = self._normed_linear(residual, delta, layer.input_norm, layer.qkv, layer.qkv_bias)
-            context = self._attention.decode_fused(
-                qkv,
-                layer.rotary,
-                self.cache.keys[index],
-                self.cache.values[index],
-                batch,
-                table_rows,
-                layer.scaling,
-                layer.window,
-                self._overlap,
-            )
+            context = self._attend_rows(index, layer, qkv, rows)
             delta = self._residual_linear(context.view(len(ids), -1), layer.out, residual)
             hidden = self._normed_linear(residual, delta, layer.post_norm, layer.gate_up, None, gated=True)
             delta = self._residual_linear(hidden, layer.down, residual)
         return self._logits(residual, delta)
 
     def prefill(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, batch: AttentionBatch
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        logit_rows: torch.Tensor,
+        batch: AttentionBatch,
+        decode: DecodeRows | None = None,
     ) -> torch.Tensor:
-        """Packed chunks: `ids`, `positions` int64 [T]; logits [R, V] after the packed tokens `rows` [R]."""
+        """Packed chunks, with `decode` behind its S rows of one token: one pass over the weights for both.
+
+        `ids` int64 [S + T]; `positions` int64 [T] and `batch` are those of the chunks alone. Stores K and V; logits
+        [R, V] after the packed tokens `logit_rows` int64 [R], counted from the first decode row.
+        """
         self._overlap = False
+        count = decode.table_rows.shape[0] if decode is not None else 0
         residual = F.embedding(ids, self._embedding)
         normed = self._add_norm(None, residual, self._layers[0].input_norm)
         for index, layer in enumerate(self._layers):
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
-            query = self._rotate_store(index, layer, qkv, positions, batch)
-            context = self._attention.attend(
-                query, self.cache.keys[index], self.cache.values[index], batch, layer.scaling, layer.window
+            context = qkv.new_empty((len(ids), layer.out.shape[1]))
+            if decode is not None:
+                self._attend_rows(index, layer, qkv[:count], decode, context[:count])
+            query = self._rotate_store(index, layer, qkv[count:], positions, batch)
+            self._attention.attend(
+                query,
+                self.cache.keys[index],
+                self.cache.values[index],
+                batch,
+                layer.scaling,
+                layer.window,
+                out=context[count:].view(query.shape),
             )
-            delta = F.linear(context.view(len(ids), -1), layer.out)
+            delta = F.linear(context, layer.out)
             normed = self._add_norm(delta, residual, layer.post_norm)
             delta = F.linear(self._silu_mul(F.linear(normed, layer.gate_up)), layer.down)
             if index + 1 < len(self._layers):
                 normed = self._add_norm(delta, residual, self._layers[index + 1].input_norm)
-        if rows.shape[0] == 0:  # no chunk was its prompt's last
+        if logit_rows.shape[0] == 0:  # no chunk was its prompt's last
             return residual.new_empty((0, self._head.shape[0]))
-        return self._logits(residual[rows], delta[rows])
+        return self._logits(residual[logit_rows], delta[logit_rows])
+
+    def _attend_rows(
+        self, index: int, layer: _Layer, qkv: torch.Tensor, rows: DecodeRows, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        keys, values = self.cache.keys[index], self.cache.values[index]
+        return self._attention.decode_fused(
+            qkv,
+            layer.rotary,
+            keys,
+            values,
+            rows.batch,
+            rows.table_rows,
+            layer.scaling,
+            layer.window,
+            self._overlap,
+            out,
+        )
 
     def _is_ours(self, residual: torch.Tensor) -> bool:
         """Whether a layer's products run in our kernels. Overlapped launches save a third of a step then;

@@ -1,7 +1,7 @@
-"""CUDA graphs of the decode step: which batch sizes are captured, when, and what happens when one cannot be.
+"""CUDA graphs: work is captured once by key and replayed; what cannot be captured runs eagerly.
 
-Owns the captured graphs and their shared memory pool. Knows nothing about what a step computes: it is given
-a function that enqueues the step for a batch size and a set of sampling features. Core thread.
+Owns the captured graphs and their shared memory pool. Knows nothing about what is captured: it is given a
+function that enqueues it. Core thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from .step import SamplingFeatures
 
 log = logging.getLogger(__name__)
 
-EnqueueStep = Callable[[int, SamplingFeatures, bool], None]  # batch size, features, rehearsal
-GraphKey = tuple[int, SamplingFeatures]
+Enqueue = Callable[[bool], None]  # told whether it is a rehearsal, which must leave no trace
 
 
 def batch_buckets(max_rows: int) -> list[int]:
@@ -31,17 +30,69 @@ def batch_buckets(max_rows: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_rows)
 
 
-class DecodeGraphs:
-    """Replays the decode step of a bucket; captures a variant on its first use, or falls back to eager."""
+class GraphCache:
+    """Graphs by key. All share one memory pool: they run one after the other on one stream."""
 
-    def __init__(self, enqueue: EnqueueStep, max_rows: int, stream: torch.cuda.Stream, enabled: bool) -> None:
-        self.buckets = batch_buckets(max_rows)
+    def __init__(self, stream: torch.cuda.Stream, enabled: bool) -> None:
+        self.enabled = enabled
         self.capture_s = 0.0
         self.capture_bytes = 0
-        self._enqueue, self._stream, self._enabled = enqueue, stream, enabled
-        self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
-        self._refused: set[GraphKey] = set()
+        self._stream = stream
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._refused: set[Hashable] = set()
         self._pool: Any = None  # the allocator's handle of the shared pool
+
+    def run(self, key: Hashable, enqueue: Enqueue) -> None:
+        """Enqueue the work of `key` on the current stream, by replay where there is a graph."""
+        self.capture(key, enqueue)
+        graph = self._graphs.get(key)
+        if graph is None:
+            enqueue(False)
+        else:
+            graph.replay()
+
+    def captured(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, key: Hashable, enqueue: Enqueue) -> None:
+        """Capture, unless that was done or refused before. Reasons of a refusal are logged.
+
+        A rehearsal first compiles and loads every kernel, which a capture must not do. torch waits for the
+        device before it captures: a key's first use costs running streams a pause.
+        """
+        if not self.enabled or key in self._graphs or key in self._refused:
+            return
+        started = time.monotonic()
+        free_before = torch.cuda.mem_get_info(self._stream.device)[0]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream):
+                enqueue(True)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                enqueue(False)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            log.warning("no graph for %s, it runs eagerly: %s", key, error)
+            self._refused.add(key)
+            return
+        self._pool = self._pool or graph.pool()
+        self._graphs[key] = graph
+        self.capture_s += time.monotonic() - started
+        self.capture_bytes += max(0, free_before - torch.cuda.mem_get_info(self._stream.device)[0])
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+
+class DecodeGraphs:
+    """The decode step by batch size and sampling features; a variant is captured on its first use."""
+
+    def __init__(
+        self, cache: GraphCache, enqueue: Callable[[int, SamplingFeatures, bool], None], max_rows: int
+    ) -> None:
+        """`enqueue(batch size, features, rehearsal)`."""
+        self.buckets = batch_buckets(max_rows)
+        self._cache, self._enqueue = cache, enqueue
 
     def bucket(self, rows: int) -> int:
         """The smallest captured batch size that holds `rows`."""
@@ -49,49 +100,15 @@ class DecodeGraphs:
 
     def warm_up(self, on_progress: Callable[[str], None]) -> None:
         """Capture the greedy variant of every bucket, the largest first so that the others reuse its memory."""
-        if not self._enabled:
+        if not self._cache.enabled:
             return
         for index, size in enumerate(reversed(self.buckets)):
-            self._capture((size, SamplingFeatures()))
+            self._cache.capture(*self._task(size, SamplingFeatures()))
             on_progress(f"decode graphs: {index + 1} of {len(self.buckets)}")
-        on_progress(f"decode graphs took {self.capture_s:.1f} s and {self.capture_bytes / 2**20:.0f} MiB")
 
     def run(self, bucket: int, features: SamplingFeatures) -> None:
-        """Enqueue one decode step on the current stream, by replay where there is a graph."""
-        key = (bucket, features)
-        if self._enabled and key not in self._graphs and key not in self._refused:
-            self._capture(key)
-        graph = self._graphs.get(key)
-        if graph is None:
-            self._enqueue(*key, False)
-        else:
-            graph.replay()
+        """Enqueue one decode step over `bucket` rows."""
+        self._cache.run(*self._task(bucket, features))
 
-    def captured(self) -> int:
-        return len(self._graphs)
-
-    def close(self) -> None:
-        self._graphs.clear()
-        self._pool = None
-
-    def _capture(self, key: GraphKey) -> None:
-        """A rehearsal first compiles and loads every kernel, which a capture must not do. Reasons are logged.
-
-        torch waits for the device before it captures: a variant's first use costs running streams a pause.
-        """
-        started = time.monotonic()
-        free_before = torch.cuda.mem_get_info(self._stream.device)[0]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.stream(self._stream):
-                self._enqueue(*key, True)
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                self._enqueue(*key, False)
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            log.warning("decode graph for batch %d, %s runs eagerly: %s", *key, error)
-            self._refused.add(key)
-            return
-        self._pool = self._pool or graph.pool()
-        self._graphs[key] = graph
-        self.capture_s += time.monotonic() - started
-        self.capture_bytes += max(0, free_before - torch.cuda.mem_get_info(self._stream.device)[0])
+    def _task(self, bucket: int, features: SamplingFeatures) -> tuple[Hashable, Enqueue]:
+        return (bucket, features), lambda rehearsal: self._enqueue(bucket, features, rehearsal)

@@ -30,6 +30,7 @@ from .step import Runner
 from .validation import validate
 
 MAX_LIVE_SEQUENCES = 16384
+CORE_THREAD = "engine-core"  # launches steps; may be given a core of its own
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class EngineService:
         self._live_ids: set[int] = set()
         self._load = self._core.load()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=CORE_THREAD, daemon=True)
         self._thread.start()
 
     # -- any thread ----------------------------------------------------------------------------------
@@ -165,6 +166,7 @@ def build_engine(
         from .cuda_runner import CudaRunner
 
         runner = CudaRunner(loaded, config, on_progress, meter)
+        limit_threads(config.threads)  # loading may use every core, steps need none
     else:
         from .cpu_runner import CpuRunner
 

@@ -85,23 +85,36 @@ class Counters:
     grown: int = 0  # slots allocated beyond the first ones
 
 
+_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "uint8": torch.uint8}
+Ranges = tuple[tuple[int, int, np.dtype[Any], tuple[int, ...]], ...]  # first byte, end, type and shape of each array
+
+
+def layout(arrays: Sequence[NDArray[Any]]) -> tuple[Ranges, int]:
+    """Where arrays lie when packed one behind the other, and the bytes of all of them."""
+    ranges = []
+    offset = 0
+    for array in arrays:
+        ranges.append((offset, offset + array.nbytes, array.dtype, array.shape))
+        offset = _aligned(offset + array.nbytes, _ARRAY_ALIGNMENT)
+    return tuple(ranges), offset
+
+
+def views(buffer: torch.Tensor, ranges: Ranges) -> list[torch.Tensor]:
+    """The arrays inside a uint8 buffer that was packed by `layout`."""
+    return [buffer[begin:end].view(_TORCH_DTYPES[dtype.name]).view(shape) for begin, end, dtype, shape in ranges]
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Arrays inside a slot, before and after the copy: views of the mirror in the order they were given."""
 
     slot: Slot
     num_bytes: int
-    ranges: tuple[tuple[int, int, np.dtype[Any], tuple[int, ...]], ...]
+    ranges: Ranges
 
     def device_arrays(self) -> list[torch.Tensor]:
         """Views of the device mirror; valid until `StagingPool.release`."""
-        return [
-            self.slot.mirror[begin:end].view(_TORCH_DTYPES[dtype.name]).view(shape)
-            for begin, end, dtype, shape in self.ranges
-        ]
-
-
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "uint8": torch.uint8}
+        return views(self.slot.mirror, self.ranges)
 
 
 class StagingPool:
@@ -132,17 +145,13 @@ class StagingPool:
 
         Raises ValueError when they do not fit the largest class.
         """
-        ranges = []
-        offset = 0
-        for array in arrays:
-            ranges.append((offset, offset + array.nbytes, array.dtype, array.shape))
-            offset = _aligned(offset + array.nbytes, _ARRAY_ALIGNMENT)
-        slot = self._take(offset)
+        ranges, num_bytes = layout(arrays)
+        slot = self._take(num_bytes)
         host = slot.host.numpy()
         for (begin, end, _, _), array in zip(ranges, arrays, strict=True):
             host[begin:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.counters.arrays += len(ranges)
-        return Packed(slot, offset, tuple(ranges))
+        return Packed(slot, num_bytes, ranges)
 
     def copy(self, packed: Packed) -> None:
         """Enqueue the copy to the mirror on the current stream."""

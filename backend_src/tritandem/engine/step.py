@@ -102,6 +102,7 @@ class RunnerSpec:
     block_tokens: int
     max_context_tokens: int
     prefill_tokens_per_step: int
+    interleaved_prefill_tokens: int  # the same beside running sequences, whose next token waits for it
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
 

@@ -146,15 +146,17 @@ class PagedAttention:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`query` [T, heads, head_dim]; returns a new contiguous tensor of that shape."""
+        """`query` [T, heads, head_dim]; returns `out`, or a new tensor, contiguous and of that shape."""
         heads = Heads(query.shape[1], key_cache.shape[2], key_cache.shape[3])
         # Each token's heads must lie side by side: a projection's view does, a rotated copy may not.
         if query.stride(2) != 1 or query.stride(1) != heads.dim:
             query = query.contiguous()
         if batch.decode:
-            return self._decode(heads, query, key_cache, value_cache, batch, scaling, sliding_window, softcap)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            return self._decode(heads, query, key_cache, value_cache, batch, scaling, sliding_window, softcap, out=out)
+        if out is None:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         block_m, block_n, warps, stages = choose_prefill_tiles(heads, batch.max_query_tokens, query.element_size())
         query_tiles = (batch.max_query_tokens + block_m - 1) // block_m
         prefill_kernel[(query_tiles, heads.query, batch.context_lens.shape[0])](
@@ -195,18 +197,19 @@ class PagedAttention:
         scaling: float,
         sliding_window: int | None = None,
         overlap: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rotate, store and attend in one launch; `qkv` [S, (query + 2 * kv) * dim] comes unrotated.
 
         `table_rows` (int32 or int64 [S]) says which line of `batch.block_tables` belongs to each sequence.
         With `overlap` the launch may begin while the kernel before it ends (it waits before it reads).
-        Returns [S, query heads, dim].
+        Returns [S, query heads, dim]; with `out` (contiguous, that many elements) it is written there.
         """
         kv_heads, dim = key_cache.shape[2:]
         heads = Heads(qkv.shape[1] // dim - 2 * kv_heads, kv_heads, dim)
         fused = (rotary, table_rows)
         return self._decode(
-            heads, qkv, key_cache, value_cache, batch, scaling, sliding_window, None, fused=fused, overlap=overlap
+            heads, qkv, key_cache, value_cache, batch, scaling, sliding_window, None, fused, overlap, out
         )
 
     def _decode(
@@ -221,6 +224,7 @@ class PagedAttention:
         softcap: float | None,
         fused: tuple[RotaryQKV, torch.Tensor] | None = None,
         overlap: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A pointer that a variant does not read is given `query` in its place."""
         rows = query.shape[0]
@@ -228,7 +232,8 @@ class PagedAttention:
         rotary, table_rows = fused if fused is not None else (None, batch.context_lens)
         query_norm = rotary.query_norm if rotary is not None else None
         key_norm = rotary.key_norm if rotary is not None else None
-        out = torch.empty((rows, heads.query, heads.dim), dtype=query.dtype, device=query.device)
+        if out is None:
+            out = torch.empty((rows, heads.query, heads.dim), dtype=query.dtype, device=query.device)
         decode_kernel[(rows, heads.kv, tiles.splits)](
             query,
             rotary.cos if rotary is not None else query,

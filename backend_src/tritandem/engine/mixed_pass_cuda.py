@@ -1,0 +1,212 @@
+"""Prefill chunks and decode rows in one pass over the weights, captured as CUDA graphs by size.
+
+A step that carries both would otherwise read the weights twice, and a short prefill would cost the host
+hundreds of launches: of a small model the device is done long before the last of them. Owns the sizes that are
+captured, the fixed input buffer that graphs read and the logits that they write. Mixing prefill with decode
+follows Sarathi-Serve (Agrawal et al. 2024). Core thread, current stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .attention.interface import AttentionBatch
+from .decode_step_cuda import DecodeStep
+from .device_forward_cuda import DeviceForward
+from .graphs import GraphCache
+from .slots import SlotState
+from .staging import StagingPool, layout, views
+from .step import PrefillChunk
+from .streams import Streams
+
+MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
+_TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
+_ROW_BUCKETS = (8, 32, 64, 128)
+_TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256))  # up to so many tokens in steps of so many
+
+
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """What one graph holds, padding included."""
+
+    rows: int  # decode rows, first in the pass
+    tokens: int  # prompt tokens behind them
+
+    @property
+    def chunks(self) -> int:
+        return min(MAX_CHUNKS, max(4, self.tokens // _TOKENS_PER_CHUNK))
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """Decode rows of a pass. Coarse: beside a chunk, rows cost little, and each bucket is a row of graphs."""
+    return [0, *(size for size in _ROW_BUCKETS if size < max_rows), max_rows]
+
+
+def token_buckets(max_tokens: int) -> list[int]:
+    """Prompt tokens of a pass: steps of an eighth or less beyond the small ones, the last is `max_tokens`."""
+    sizes: list[int] = []
+    for limit, step in _TOKEN_STEPS:
+        sizes += range((sizes[-1] if sizes else 0) + step, limit + 1, step)
+    return [size for size in sizes if size < max_tokens] + [max_tokens]
+
+
+def prefill_arrays(chunks: Sequence[PrefillChunk], size: PassSize | None, pad_slot: int) -> list[NDArray[Any]]:
+    """What the device must know of the chunks, padded to `size`, or as they are.
+
+    int64: slot of each token, slots, packed index and slot of each chunk that is its prompt's last; int32: ids,
+    positions, query starts, context lengths. Padding belongs to the pad slot, whose blocks are the null block.
+    """
+    lens = np.array([len(chunk.ids) for chunk in chunks], np.int64)
+    slots = np.array([chunk.slot for chunk in chunks], np.int64)
+    last = np.array([chunk.last for chunk in chunks], np.bool_)
+    ends = np.cumsum(lens)
+    tokens, count = (size.tokens, size.chunks) if size else (int(lens.sum()), len(chunks))
+    starts = np.full(count + 1, lens.sum(), np.int32)
+    starts[0], starts[1 : len(chunks) + 1] = 0, ends
+    last_count = count if size else int(last.sum())
+    none = np.zeros(0, np.int32)
+    return [
+        _padded(np.repeat(slots, lens), tokens, pad_slot),
+        _padded(slots, count, pad_slot),
+        _padded(ends[last] - 1, last_count, 0),
+        _padded(slots[last], last_count, pad_slot),
+        _padded(np.concatenate([none, *(np.asarray(c.ids, np.int32) for c in chunks)]), tokens, 0),
+        _padded(
+            np.concatenate([none, *(np.arange(c.start, c.start + len(c.ids), dtype=np.int32) for c in chunks)]),
+            tokens,
+            0,
+        ),
+        starts,
+        _padded(np.array([c.start + len(c.ids) for c in chunks], np.int32), count, 0),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The device's views of `prefill_arrays`."""
+
+    token_slots: torch.Tensor
+    slots: torch.Tensor
+    last_rows: torch.Tensor
+    last_slots: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    starts: torch.Tensor
+    context_lens: torch.Tensor
+
+    def batch(self, state: SlotState, block_tokens: int, max_query_tokens: int, max_context: int) -> AttentionBatch:
+        positions = self.positions.long()
+        blocks = state.block_table[self.token_slots, positions // block_tokens].long()
+        return AttentionBatch(
+            slot_mapping=blocks * block_tokens + positions % block_tokens,
+            block_tables=state.block_table[self.slots],
+            context_lens=self.context_lens,
+            query_starts=self.starts,
+            max_query_tokens=max_query_tokens,
+            max_context_tokens=max_context,
+            decode=False,
+        )
+
+
+class MixedPasses:
+    """Passes of up to `max_tokens` prompt tokens beside up to `max_rows` decode rows of a fused model."""
+
+    def __init__(
+        self,
+        state: SlotState,
+        block_tokens: int,
+        forward: DeviceForward,
+        step: DecodeStep,
+        cache: GraphCache,
+        max_rows: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._state, self._block_tokens, self._forward = state, block_tokens, forward
+        self._step, self._cache = step, cache
+        self._rows, self._tokens = row_buckets(max_rows), token_buckets(max_tokens)
+        largest = PassSize(max_rows, max_tokens)
+        device = state.last_token.device
+        self._inputs = torch.zeros(self._layout(largest)[1], dtype=torch.uint8, device=device)
+        self._logits = torch.empty((max_rows + largest.chunks, state.vocab_size), dtype=dtype, device=device)
+
+    def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
+        """The smallest pass that holds them; None: too much for one, or nothing is captured for this model."""
+        if not (self._cache.enabled and self._forward.fused):
+            return None
+        tokens = sum(len(chunk.ids) for chunk in chunks)
+        row_bucket = self._rows[bisect_left(self._rows, rows)]
+        for bucket in self._tokens[bisect_left(self._tokens, tokens) :]:
+            size = PassSize(row_bucket, bucket)
+            if len(chunks) <= size.chunks:
+                return size
+        return None
+
+    def warm_up(self, on_progress: Callable[[str], None]) -> None:
+        """Capture every size, the largest first so that the others reuse its memory."""
+        if not (self._cache.enabled and self._forward.fused):
+            return
+        sizes = [PassSize(*pair) for pair in itertools.product(reversed(self._rows), reversed(self._tokens))]
+        for index, size in enumerate(sizes):
+            nothing = [torch.from_numpy(a) for a in prefill_arrays((), size, self._state.pad_slot)]
+            for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
+                view.copy_(value)
+            self._cache.capture(size, partial(self._enqueue, size))
+            if (index + 1) % len(self._tokens) == 0:
+                on_progress(f"prefill graphs: {index + 1} of {len(sizes)}")
+
+    def run(
+        self, size: PassSize, chunks: Sequence[PrefillChunk], staging: StagingPool, streams: Streams
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Enqueue the pass over the step's decode rows and these chunks.
+
+        Returns logits [size.rows + size.chunks, V], decode rows first, then one row for each chunk that is its
+        prompt's last; and the slots of those, int64 [size.chunks]. Both hold until the next pass.
+        """
+        packed = staging.pack(prefill_arrays(chunks, size, self._state.pad_slot))
+        with streams.copied_before_compute():
+            staging.copy(packed)
+        # Graphs read one fixed address; the staging slot is free again once its bytes are there.
+        self._inputs[: packed.num_bytes].copy_(packed.slot.mirror[: packed.num_bytes])
+        staging.release(packed)
+        self._cache.run(size, partial(self._enqueue, size))
+        return self._logits[: size.rows + size.chunks], self._packing(size).last_slots
+
+    def _enqueue(self, size: PassSize, rehearsal: bool) -> None:
+        packing = self._packing(size)
+        batch = packing.batch(
+            self._state, self._block_tokens, size.tokens, self._state.block_table.shape[1] * self._block_tokens
+        )
+        ids, rows, context_lens = packing.ids.long(), packing.slots[:0], packing.context_lens[:0]
+        logit_rows = packing.last_rows + size.rows
+        if size.rows:
+            row_ids, _, context_lens, rows = self._step.begin(size.rows, rehearsal)
+            ids = torch.cat((row_ids, ids))
+            every = torch.arange(size.rows, dtype=torch.int64, device=ids.device)
+            logit_rows = torch.cat((every, logit_rows))
+        logits = self._forward.mixed(
+            self._state, self._block_tokens, ids, packing.positions.long(), logit_rows, batch, rows, context_lens
+        )
+        self._logits[: logits.shape[0]].copy_(logits)
+        self._state.length.index_copy_(0, packing.slots, packing.context_lens)
+
+    def _layout(self, size: PassSize) -> Any:
+        return layout(prefill_arrays((), size, self._state.pad_slot))
+
+    def _packing(self, size: PassSize) -> Packing:
+        return Packing(*views(self._inputs, self._layout(size)[0]))
+
+
+def _padded(values: NDArray[Any], count: int, fill: int) -> NDArray[Any]:
+    out = np.full(count, fill, values.dtype)
+    out[: len(values)] = values
+    return out

@@ -1,0 +1,157 @@
+"""Prefill chunks and decode rows in one pass give what the two passes give, whatever the padding."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_reference import relative_error
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from tritandem.config import EngineConfig
+from tritandem.engine.model_loader import LoadedModel
+from tritandem.engine.slots import SlotState
+from tritandem.engine.staging import StagingPool
+from tritandem.engine.step import PrefillChunk
+from tritandem.engine.support import inspect_model
+
+VOCAB, SLOTS, BLOCK, BLOCKS_EACH = 97, 6, 4, 8
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+
+
+class Passed:
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def record(self) -> None: ...
+
+
+class Bench:
+    """A fused model, slots 0..5 with blocks of their own, and passes over them; no graphs."""
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        from tritandem.engine.decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
+        from tritandem.engine.device_forward_cuda import DeviceForward
+        from tritandem.engine.forward import KvCache
+        from tritandem.engine.graphs import GraphCache
+        from tritandem.engine.mixed_pass_cuda import MixedPasses
+
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
+        loaded = LoadedModel(model, inspect_model(model), VOCAB, 128, frozenset())
+        self.forward = DeviceForward(loaded, EngineConfig(), SLOTS, lambda note: None)
+        assert self.forward.fused
+        self.cache = KvCache.allocate(loaded.layers, 1 + SLOTS * BLOCKS_EACH, BLOCK, torch.float32, device)
+        self.forward.use(self.cache)
+        self.state = state = SlotState.empty(SLOTS, BLOCKS_EACH, VOCAB, device)
+        state.block_table[:SLOTS] = 1 + torch.arange(SLOTS * BLOCKS_EACH, dtype=torch.int32).view(SLOTS, BLOCKS_EACH)
+        state.finished[:SLOTS] = False
+        ring = torch.zeros((4, SLOTS * WORDS_PER_ROW), dtype=torch.int32, device=device)
+        self.report = Report(ring, torch.zeros(1, dtype=torch.int64, device=device))
+        self.step = DecodeStep(state, self._decode, self.report, SLOTS)
+        self.step.set_rows(torch.full((SLOTS,), state.pad_slot, dtype=torch.int64, device=device))
+        no_graphs = GraphCache(SimpleNamespace(device=device), enabled=False)  # type: ignore[arg-type]
+        self.passes = MixedPasses(state, BLOCK, self.forward, self.step, no_graphs, SLOTS, 32, torch.float32)
+        self.staging = StagingPool(device, Passed, pin=device.type == "cuda")
+        self.streams: Any = SimpleNamespace(copied_before_compute=contextlib.nullcontext)
+
+    def _decode(self, ids: Any, positions: Any, rows: Any, lens: Any) -> torch.Tensor:
+        return self.forward.decode(self.state, BLOCK, ids, positions, rows, lens)
+
+    def mixed(self, decode_slots: list[int], chunks: list[PrefillChunk], rows: int, tokens: int) -> torch.Tensor:
+        """Logits: a row each decode slot, then a row each chunk that is its prompt's last."""
+        from tritandem.engine.mixed_pass_cuda import PassSize
+
+        self.step.set_rows(torch.tensor([*decode_slots, *[self.state.pad_slot] * (SLOTS - len(decode_slots))]))
+        size = PassSize(rows, tokens)
+        logits, slots = self.passes.run(size, chunks, self.staging, self.streams)
+        last = [chunk.slot for chunk in chunks if chunk.last]
+        assert slots[: len(last)].tolist() == last
+        return torch.cat((logits[: len(decode_slots)], logits[rows : rows + len(last)])).clone()
+
+
+def chunk(slot: int, start: int, count: int, last: bool = True) -> PrefillChunk:
+    ids = (np.arange(start, start + count, dtype=np.int32) * 31 + 7 * slot) % VOCAB
+    return PrefillChunk(slot, start, ids, last)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [LlamaConfig(**SHAPE), Qwen3Config(**SHAPE)], ids=["llama", "qwen3"])
+def test_one_pass_equals_prefill_and_decode_apart(kernel_device: torch.device, config: Any) -> None:
+    def prepared() -> Bench:
+        bench = Bench(config, kernel_device)
+        bench.mixed([], [chunk(1, 0, 9), chunk(4, 0, 13), chunk(2, 0, 5, last=False)], rows=0, tokens=32)
+        bench.state.last_token[[1, 4]] = torch.tensor([3, 8], dtype=bench.state.last_token.dtype, device=kernel_device)
+        return bench
+
+    with torch.inference_mode():
+        apart, together = prepared(), prepared()
+        new = [chunk(2, 5, 6), chunk(3, 0, 7)]
+        first = apart.mixed([1, 4], [], rows=SLOTS, tokens=32)
+        second = apart.mixed([], new, rows=0, tokens=32)
+        both = together.mixed([1, 4], new, rows=SLOTS, tokens=32)
+        assert relative_error(both, torch.cat((first, second))) < 1e-4
+        assert together.state.length[:SLOTS].tolist() == apart.state.length[:SLOTS].tolist() == [0, 9, 11, 7, 13, 0]
+        for ours, theirs in zip(together.cache.keys, apart.cache.keys, strict=True):
+            assert relative_error(ours[1:], theirs[1:]) < 1e-4
+
+
+@pytest.mark.gpu
+def test_the_decode_rows_of_a_pass_equal_a_decode_step(kernel_device: torch.device) -> None:
+    with torch.inference_mode():
+        bench = Bench(LlamaConfig(**SHAPE), kernel_device)
+        bench.mixed([], [chunk(1, 0, 9), chunk(4, 0, 13)], rows=0, tokens=32)
+        rows = torch.tensor([4, 1], device=kernel_device)
+        bench.state.last_token[rows] = torch.tensor([5, 6], dtype=bench.state.last_token.dtype, device=kernel_device)
+        lengths = bench.state.length[rows]
+        step = bench._decode(bench.state.last_token[rows].long(), lengths.long(), rows, (lengths + 1).to(torch.int32))
+        got = bench.mixed([4, 1], [chunk(2, 0, 3)], rows=SLOTS, tokens=32)
+        assert relative_error(got[:2], step) < 1e-4
+
+
+def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
+    pytest.importorskip("triton")
+    from tritandem.engine.mixed_pass_cuda import PassSize, row_buckets, token_buckets
+
+    assert row_buckets(256) == [0, 8, 32, 64, 128, 256]
+    assert row_buckets(4) == [0, 4]
+    buckets = token_buckets(2048)
+    assert buckets[0] == 32
+    assert buckets[-1] == 2048
+    assert buckets == sorted(set(buckets))
+    assert all(b - a <= max(64, b / 4) for a, b in itertools.pairwise(buckets))
+    assert token_buckets(48) == [32, 48]
+    assert PassSize(8, 32).chunks == 4
+    assert PassSize(8, 2048).chunks == 64
+
+
+def test_padding_belongs_to_the_pad_slot_and_keeps_the_order() -> None:
+    pytest.importorskip("triton")
+    from tritandem.engine.mixed_pass_cuda import PassSize, prefill_arrays
+
+    chunks = [chunk(3, 4, 2, last=False), chunk(1, 0, 3)]
+    exact = prefill_arrays(chunks, None, pad_slot=9)
+    padded = prefill_arrays(chunks, PassSize(0, 8), pad_slot=9)
+    assert [a.tolist() for a in exact[:4]] == [[3, 3, 1, 1, 1], [3, 1], [4], [1]]
+    assert [a.tolist() for a in padded[:4]] == [[3, 3, 1, 1, 1, 9, 9, 9], [3, 1, 9, 9], [4, 0, 0, 0], [1, 9, 9, 9]]
+    assert exact[5].tolist() == [4, 5, 0, 1, 2]
+    assert exact[6].tolist() == [0, 2, 5]
+    assert padded[6].tolist() == [0, 2, 5, 5, 5]
+    assert exact[7].tolist() == [6, 3]
+    assert padded[7].tolist() == [6, 3, 0, 0]
