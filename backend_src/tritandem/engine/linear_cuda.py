@@ -13,6 +13,7 @@ from .attention.paged_cuda import next_power_of_two
 from .linear_kernels import few_row_kernel, one_row_kernel
 
 _NORM_CHUNK = 256
+_LARGEST_NORM_AHEAD = 2048  # longer rows would be read by every program twice: their squares come with the product
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def few_row_linear(
         columns,
         norm_eps or 0.0,
         BLOCK_M=tiles.block_m,
-        NORM_K=min(_NORM_CHUNK, next_power_of_two(inner)),
+        NORM_K=min(_NORM_CHUNK, next_power_of_two(inner)) if inner <= _LARGEST_NORM_AHEAD else 0,
         num_stages=tiles.stages,
         **options,
     )

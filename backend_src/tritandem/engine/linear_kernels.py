@@ -112,7 +112,8 @@ def few_row_kernel(
     """out = [residual +] [silu gate of] ((x / rms(x)) @ weight.T + bias).
 
     1 / rms is one factor a row and is applied after the product, so that tiles of `x` go to the matrix unit
-    untouched. Weights are the left operand: the matrix unit's large dimension lies along N.
+    untouched. Its squares are summed beforehand, NORM_K elements at a time, or with NORM_K 0 from the product's
+    own tiles. Weights are the left operand: the matrix unit's large dimension lies along N.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -123,7 +124,7 @@ def few_row_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     squares = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if HAS_NORM:
+    if HAS_NORM and NORM_K > 0:
         for start in tl.static_range(0, K, NORM_K):
             part = start + tl.arange(0, NORM_K)
             part_ok = row_ok[:, None] & (part < K)[None, :]
@@ -144,6 +145,9 @@ def few_row_kernel(
         w = tl.load(weight_at + start, mask=weight_mask, other=0.0, eviction_policy="evict_first")
         tile = tl.load(x_at + start, mask=x_mask, other=0.0)
         acc = tl.dot(w, tile, acc, input_precision="ieee")
+        if HAS_NORM and NORM_K == 0:
+            wide = tile.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=0)
         if GATED:
             up = tl.load(weight_at + start + N * K, mask=weight_mask, other=0.0, eviction_policy="evict_first")
             acc_up = tl.dot(up, tile, acc_up, input_precision="ieee")
