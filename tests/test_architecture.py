@@ -15,6 +15,7 @@ TIERS = {
     "config": 0,
     "host": 0,
     "telemetry": 1,
+    "placement": 1,
     "tokenizer": 2,
     "scheduler": 2,
     "engine": 2,

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritandem.config import CONFIG_ENV, MODEL_ENV
+from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
+from tritandem.contracts import ConfigError
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
+from tritandem.placement import COMPONENTS
 from tritandem.server.options import ServeOptions
 
 
@@ -43,6 +45,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         default=defaults.drain_timeout_s,
         help="how long running requests may take once a stop was asked for (default: %(default)s)",
     )
+    add(
+        "--placement",
+        choices=("auto", "off"),
+        help="which CPUs each component runs on: from the machine, or wherever the kernel likes (default: the table "
+        "[placement] of the configuration, or auto)",
+    )
+    add(
+        "--cpus",
+        action="append",
+        default=[],
+        metavar="COMPONENT=LIST",
+        help=f"put a component on these CPUs, e.g. engine=2-5,8; repeat it for others of {', '.join(COMPONENTS)}",
+    )
     add("--log-file", type=Path, metavar="FILE", help="Triton's log (default: a new file in the cache folder)")
 
 
@@ -60,8 +75,19 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "tokenizer_instances": args.tokenizer_instances,
         "drain_timeout_s": args.drain_timeout_s,
         "log_path": args.log_file,
+        "placement": _placement(args),
         "extra_flags": tuple(args.unknown),
     }
+
+
+def _placement(args: argparse.Namespace) -> str:
+    """Words as the server's processes read them. Raises ConfigError."""
+    if args.placement and args.cpus:
+        raise ConfigError(f"--placement: given {args.placement} with --cpus, allowed: one of the two")
+    words = args.placement or " ".join(args.cpus) or os.environ.get(PLACEMENT_ENV, "")
+    if words:
+        placement_from_words(words)
+    return words
 
 
 def _port(text: str) -> int:

@@ -1,9 +1,9 @@
 """The parent process of tritonserver: nothing that the server started outlives it, whoever is killed.
 
-Run by path as a script of its own (`guardian.py CONTROL_FD SHM_PREFIX HTTP_HOST HTTP_PORT DRAIN_MS COMMAND ...`),
-standard library only, one thread. The launcher holds the other end of the control socket; its end of file means that
-the launcher has died or wants the server dead now. SIGTERM is passed on, after the scheduler was asked to drain. The
-exit code is the server's; 128 + n after signal n.
+Run by path as a script of its own (`guardian.py CONTROL_FD SHM_PREFIX HTTP_HOST HTTP_PORT DRAIN_MS CPUS COMMAND ...`),
+standard library only, one thread. CPUS, numbers with commas between, are where the server runs. The launcher holds the
+other end of the control socket; its end of file means that the launcher has died or wants the server dead now. SIGTERM
+is passed on, after the scheduler was asked to drain. The exit code is the server's; 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ SWEEP_S = 5.0
 KEY_ENV = "TRITANDEM_DRAIN_KEY"
 DRAIN_PATH = "/v2/models/scheduler/generate_stream"
 ANSWER_S = 2.0
+# Written to the server's log once the scheduler holds no request any more.
+DRAINED = "guardian: the last request has ended"
 
 
 def main(argv: list[str]) -> int:
     control = socket.socket(fileno=int(argv[1]))
-    shm_prefix, drain_address, drain_ms, command = argv[2], (argv[3], int(argv[4])), int(argv[5]), argv[6:]
+    shm_prefix, drain_address, drain_ms, command = argv[2], (argv[3], int(argv[4])), int(argv[5]), argv[7:]
+    cpus = [int(cpu) for cpu in argv[6].split(",")]
     libc = ctypes.CDLL(None, use_errno=True)
     # Stubs whose server died become children of this process, so that they can be found and ended.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -38,7 +41,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    server = start(command, libc)
+    server = start(command, libc, cpus)
     control.sendall(f"{server}\n".encode())
     try:
         status = watch(server, control, wake_read, lambda: ask_to_drain(drain_address, drain_ms))
@@ -48,7 +51,7 @@ def main(argv: list[str]) -> int:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def start(command: list[str], libc: ctypes.CDLL) -> int:
+def start(command: list[str], libc: ctypes.CDLL, cpus: list[int]) -> int:
     """Fork and execute in a process group of its own; should this process be killed, the server is too."""
     pid = os.fork()
     if pid:
@@ -59,11 +62,20 @@ def start(command: list[str], libc: ctypes.CDLL) -> int:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        keep_to(cpus)
         os.execv(command[0], command)
     except OSError as error:
         os.write(2, f"cannot execute {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(127)
+
+
+def keep_to(cpus: list[int]) -> None:
+    """A sandbox that forbids it is no reason not to serve."""
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        os.write(2, f"the server cannot be pinned to CPUs {cpus}: {error.strerror}\n".encode())
 
 
 def watch(server: int, control: socket.socket, wake: int, drain: Callable[[], socket.socket | None]) -> int:
@@ -79,6 +91,7 @@ def watch(server: int, control: socket.socket, wake: int, drain: Callable[[], so
         if draining and draining.fileno() in ready and is_over(draining):
             draining.close()
             draining = None
+            os.write(2, f"{DRAINED}\n".encode())
         if control.fileno() in ready and not control.recv(64):
             os.kill(server, signal.SIGKILL)
             return os.waitpid(server, 0)[1]

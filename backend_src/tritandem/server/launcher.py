@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..config import DRAIN_KEY_ENV
+from ..config import DRAIN_KEY_ENV, load_config, with_placement
 from ..host import cache_root
+from ..placement import SERVER, plan_here
 from . import command, guardian
 from .health import ready
 from .layout import backend_folder
@@ -32,7 +33,7 @@ from .repository import default_repository, with_tokenizer_instances
 
 KILL_WAIT_S = 10.0
 # For unloading, once the last request has ended. A client that keeps an idle gRPC stream open would hold up
-# Triton's exit for ever after that.
+# Triton's exit for ever after that, one that keeps HTTP connections until the exit timeout.
 UNLOAD_S = 8.0
 POLL_S = 0.05
 KEPT_LOGS = 20
@@ -141,8 +142,14 @@ class TritonServer:
         if self._guardian and self._guardian.poll() is None:
             self._guardian.send_signal(signal.SIGTERM)
 
-    def stop(self, timeout_s: float | None = None, interrupted: Callable[[], bool] = lambda: False) -> int:
-        """Drain, wait, and kill what is left after the drain timeout or when `interrupted()`. Idempotent.
+    def stop(
+        self,
+        timeout_s: float | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+        unload_s: float = UNLOAD_S,
+    ) -> int:
+        """Drain, wait, and kill what is left after the drain timeout, `unload_s` after the last request has ended, or
+        when `interrupted()`. Idempotent.
 
         Returns the exit code: 0 also when every request had ended and only open connections held the server up.
         """
@@ -150,8 +157,8 @@ class TritonServer:
         deadline = time.monotonic() + (self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s)
         log, idle = LogReader(self.log_path, self._log_start), False
         while self.poll() is None and self._guardian and time.monotonic() < deadline and not interrupted():
-            if not idle and any(REQUESTS_ENDED in line for line in log.new_lines()):
-                idle, deadline = True, min(deadline, time.monotonic() + UNLOAD_S)
+            if not idle and any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
+                idle, deadline = True, min(deadline, time.monotonic() + unload_s)
             time.sleep(POLL_S)
         held_up = self._guardian is not None and self.poll() is None
         code = self.kill()
@@ -193,6 +200,7 @@ class TritonServer:
         self._control, theirs = socket.socketpair()
         options = self.options
         guarded = [self.shm_prefix, options.client_host, str(options.http_port), str(drain_ms(options.drain_timeout_s))]
+        guarded.append(",".join(str(cpu) for cpu in sorted(server_cpus(options))))
         with theirs, self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
@@ -206,6 +214,12 @@ class TritonServer:
             )
         with self._control.makefile("rb") as messages:
             self.pid = int(messages.readline() or b"0")
+
+
+def server_cpus(options: ServeOptions) -> frozenset[int]:
+    """Where Triton's own threads run. Raises ConfigError."""
+    config = with_placement(load_config(options.engine_config), options.placement)
+    return plan_here(config).cpus_of(SERVER)
 
 
 def drain_ms(drain_timeout_s: float) -> int:

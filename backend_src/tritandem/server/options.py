@@ -26,6 +26,7 @@ class ServeOptions:
     tokenizer_instances: int = 0  # 0: what the repository says
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
+    placement: str = ""  # auto, off, or COMPONENT=CPUS words; "": what the configuration says
     extra_flags: tuple[str, ...] = ()  # handed to tritonserver as they are
 
     @property

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config import Config, load_config
+from ..config import Config, load_config, with_placement
 from ..contracts import ConfigError
 from ..host import Refusal
+from ..placement import plan_here
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
 from .ports import why_not_bindable
@@ -108,6 +109,10 @@ def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:
             )
 
 
+def check_placement(options: ServeOptions) -> None:
+    plan_here(_config(options))
+
+
 def check_shared_memory(options: ServeOptions) -> None:
     refuse_shared_memory(SHM_FOLDER)
 
@@ -138,13 +143,14 @@ def check_ports(options: ServeOptions) -> None:
 
 
 def _config(options: ServeOptions) -> Config:
-    return load_config(options.engine_config)
+    return with_placement(load_config(options.engine_config), options.placement)
 
 
 CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("Triton binary and Python", check_triton),
     ("numpy", check_numpy),
     ("configuration file", check_engine_config),
+    ("placement", check_placement),
     ("model repository", check_repository),
     ("model folder", check_model),
     ("/dev/shm", check_shared_memory),

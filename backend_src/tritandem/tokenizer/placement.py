@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 
+from ..placement import cgroup_quota_cores, usable_cores
+
 RAYON_SWITCH = "TOKENIZERS_PARALLELISM"
 
 
 def cores_given() -> int:
-    """The cores in this process's affinity mask (a container's or `taskset`'s share, not the machine's)."""
-    return len(os.sched_getaffinity(0)) or 1
+    """What this process may use at once: its affinity mask under the container's quota, not the machine's cores."""
+    return usable_cores(len(os.sched_getaffinity(0)), cgroup_quota_cores())
 
 
 def encode_threads(configured: int, cores: int) -> int:

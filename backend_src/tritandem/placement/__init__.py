@@ -1,0 +1,37 @@
+"""Which CPUs each component runs on, and with how many threads: read the machine, plan, pin.
+
+`make_plan` is a pure function of the topology and the `[placement]` table; every process of a server computes the same
+plan from the same facts and pins only itself. Knows nothing about Triton, torch or models.
+"""
+
+from .affinity import pin_process, pin_thread, process_affinities, settle
+from .cpu_list import format_cpus
+from .here import ALLOWED_CPUS_ENV, plan_here
+from .plan import COMPONENTS, ENGINE, ENGINE_HOST, SCHEDULER, SERVER, TOKENIZER, Plan, Share, make_plan
+from .threads import limit_blas_threads, limit_library_threads
+from .topology import Topology, cgroup_quota_cores, read_topology, usable_cores
+
+__all__ = [
+    "ALLOWED_CPUS_ENV",
+    "COMPONENTS",
+    "ENGINE",
+    "ENGINE_HOST",
+    "SCHEDULER",
+    "SERVER",
+    "TOKENIZER",
+    "Plan",
+    "Share",
+    "Topology",
+    "cgroup_quota_cores",
+    "format_cpus",
+    "limit_blas_threads",
+    "limit_library_threads",
+    "make_plan",
+    "pin_process",
+    "pin_thread",
+    "plan_here",
+    "process_affinities",
+    "read_topology",
+    "settle",
+    "usable_cores",
+]

@@ -1,0 +1,55 @@
+"""The plan for this process: the machine, the configuration and the device, put together.
+
+The launcher pins the server before it starts, and model processes inherit that mask: what the server as a whole was
+given reaches them in an environment variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..config import Config
+from .cpu_list import parse_cpus
+from .plan import Plan, make_plan
+from .topology import ROOT, Gpu, Topology, read_topology
+
+ALLOWED_CPUS_ENV = "TRITANDEM_ALLOWED_CPUS"
+VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
+
+
+def plan_here(config: Config, device: str = "", on_gpu: bool | None = None, root: Path = ROOT) -> Plan:
+    """`device` (cpu, cuda, cuda:N or auto) replaces the configuration's when given; `on_gpu` says what an `auto` came
+    to where somebody knows. Raises ConfigError."""
+    topology = read_topology(_allowed(os.environ), root)
+    device = device or config.engine.device
+    if on_gpu is None:
+        on_gpu = device.startswith("cuda") or (device == "auto" and _cuda_is_likely(topology, os.environ))
+    gpu = gpu_of(device, topology, os.environ) if on_gpu else None
+    return make_plan(topology, config.placement, gpu, on_gpu)
+
+
+def gpu_of(device: str, topology: Topology, environ: Mapping[str, str]) -> Gpu | None:
+    """The GPU that CUDA calls `device`; None where that cannot be told without asking CUDA.
+
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launcher sets, makes CUDA count as the kernel does.
+    """
+    index = int(device.partition(":")[2] or 0)
+    chosen = environ.get(VISIBLE_DEVICES_ENV)
+    if chosen is not None:
+        words = [word.strip() for word in chosen.split(",")]
+        if index >= len(words) or not words[index].isdigit():  # GPUs may be named by UUID
+            return None
+        index = int(words[index])
+    return topology.visible_gpus[index] if index < len(topology.visible_gpus) else None
+
+
+def _cuda_is_likely(topology: Topology, environ: Mapping[str, str]) -> bool:
+    """Without asking CUDA, which takes a second and a connection to the driver."""
+    return topology.has_driver and environ.get(VISIBLE_DEVICES_ENV) not in ("", "-1")
+
+
+def _allowed(environ: Mapping[str, str]) -> frozenset[int] | None:
+    text = environ.get(ALLOWED_CPUS_ENV, "")
+    return parse_cpus(text) if text else None
