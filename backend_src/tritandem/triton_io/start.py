@@ -18,7 +18,9 @@ import triton_python_backend_utils as pb_utils
 
 from ..config import DRAIN_KEY_ENV, SchedulerConfig, config_from_environment, model_folder_from_environment
 from ..contracts import EngineFailed, EnginePort, PriorityClass
+from ..placement import ENGINE, SCHEDULER, TOKENIZER
 from .context_limit import most_prompt_tokens
+from .placing import place_engine, place_process, plan_engine
 from .request_decoder import ModelLimits
 
 if TYPE_CHECKING:
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 def start_tokenizer() -> TokenizerPlug:
     """Raises ConfigError."""
+    log_to_triton()
+    model, config = model_folder_from_environment(), config_from_environment()
+    place_process(TOKENIZER, config)
+
     from ..tokenizer import load_tokenizer
     from .tokenizer_plug import TokenizerPlug
 
-    log_to_triton()
-    model, config = model_folder_from_environment(), config_from_environment()
     return TokenizerPlug(load_tokenizer(model, config.tokenizer), most_prompt_tokens(model, config.engine))
 
 
@@ -44,19 +48,25 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
     from .engine_plug import EnginePlug
 
     log_to_triton()
-    config = config_from_environment().engine
-    device = model_parameter(args, "device")
-    if device:
-        config = dataclasses.replace(config, device=device)
+    settings = config_from_environment()
+    device = model_parameter(args, "device") or settings.engine.device
+    plan = plan_engine(settings, device)
+    threads = settings.engine.threads or plan.shares[ENGINE].threads
+    config = dataclasses.replace(settings.engine, device=device, threads=threads)
     name = args["model_name"]
     service = build_engine(
         model_folder_from_environment(), config, lambda message: pb_utils.Logger.log_info(f"{name}: {message}")
     )
+    place_engine(plan)
     return EnginePlug(service, config.stream_idle_s)
 
 
 def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
+    log_to_triton()
+    config = config_from_environment()
+    place_process(SCHEDULER, config)
+
     from ..scheduler.service import SchedulerService
     from ..telemetry.publisher import DiscardingSink, Publisher
     from ..telemetry.registry import Registry
@@ -68,8 +78,6 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     from .observer import RequestObserver
     from .scheduler_plug import SchedulerPlug
 
-    log_to_triton()
-    config = config_from_environment()
     # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
     tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
