@@ -62,8 +62,23 @@ def test_stages_that_were_not_reached_are_not_measured() -> None:
 def test_a_finished_request_counts_once_under_its_outcome() -> None:
     registry = Registry()
     RequestObserver(registry, None).finished(record(outcome=Outcome.EXPIRED))
-    counted = {c.labels: c.value for c in registry.changes() if c.name == "tritandem_requests_total"}
-    assert counted == {(("outcome", "EXPIRED"), ("priority", "interactive")): 1.0}
+    counts = {c.labels: c.value for c in registry.changes() if c.name == "tritandem_requests_total"}
+    assert len(counts) == len(Outcome) * len(PriorityClass)  # all of them exist from the start, as zero
+    assert {labels: count for labels, count in counts.items() if count} == {
+        (("outcome", "EXPIRED"), ("priority", "interactive")): 1.0
+    }
+
+
+def test_times_of_detokenizing_and_sending_are_carried_over_once() -> None:
+    registry = Registry()
+    observer = RequestObserver(registry, None)
+    observer.send.note(30_000)
+    observer.detokenize.note(2_000_000)
+    for expected in (1.0, None):
+        observer.report()
+        found = {c.name: c.value for c in registry.changes()}
+        assert found.get("tritandem_send_seconds_count") == expected
+        assert found.get("tritandem_detokenize_seconds_count") == expected
 
 
 def test_the_log_line_tells_every_stage_in_ms_after_arrival() -> None:

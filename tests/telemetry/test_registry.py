@@ -49,6 +49,18 @@ def test_gauges_are_drained_only_when_they_changed() -> None:
     assert as_dict(registry) == {}
 
 
+def test_a_counter_of_nothing_appears_as_zero_once() -> None:
+    registry = Registry()
+    registry.add(f.PROMPT_TOKENS, 0)
+    registry.add_up_to(f.PREEMPTIONS, 0.0, engine="e")
+    assert as_dict(registry) == {
+        ("tritandem_prompt_tokens_total", ()): 0.0,
+        ("tritandem_preemptions_total", (("engine", "e"),)): 0.0,
+    }
+    registry.add_up_to(f.PREEMPTIONS, 0.0, engine="e")
+    assert as_dict(registry) == {}
+
+
 def test_wrong_labels_kinds_and_falling_counters_are_refused() -> None:
     registry = Registry()
     with pytest.raises(ValueError, match="declared"):

@@ -62,9 +62,6 @@ class RecordingPublisher:
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
 
-    def start(self) -> None:
-        self._calls.append("publish")
-
     def close(self) -> None:
         self._calls.append("publish no more")
 
@@ -202,7 +199,7 @@ def test_the_service_starts_with_the_first_request_and_drains_before_it_closes(
     for _ in range(2):
         plug.execute([received(tokenized(1))[0]])
     plug.close()
-    assert service.calls == ["start", "publish", "drain 7.0", "close", "publish no more"]
+    assert service.calls == ["start", "drain 7.0", "close", "publish no more"]
 
 
 def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, service: RecordingService) -> None:
@@ -211,7 +208,7 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
         plug.execute([request])
         [response] = sender.wait_end()
         assert response.arrays()["outcome"].tolist() == [b"STOPPED"]
-    assert service.calls == ["start", "publish", "stop abc", "stop abc"]
+    assert service.calls == ["start", "stop abc", "stop abc"]
     by_parameter, sender = received({"stop": one(True, np.bool_)}, {"request_id": "over http"}, request_id="")
     plug.execute([by_parameter])
     assert sender.wait_end()[0].arrays()["outcome"].tolist() == [b"STOPPED"]
@@ -228,12 +225,12 @@ def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(
         request, sender = received({"stop": one(True, np.bool_)}, parameters | {"drain_timeout_ms": 5000})
         plug.execute([request])
         assert "drain_key: given 'another key'" in sender.wait_end()[0].error().message()
-    assert service.calls == ["start", "publish"]
+    assert service.calls == ["start"]
     request, sender = received({"stop": one(True, np.bool_)}, {"drain_key": "key", "drain_timeout_ms": 5000})
     plug.execute([request])
     texts = [response.arrays()["text_output"][0] for response in sender.wait_end()]
     assert texts == [b"draining", b"drained"]
-    assert service.calls[2:] == ["drain 5.0", "close"]
+    assert service.calls[1:] == ["drain 5.0", "close"]
 
 
 # -- sinks ---------------------------------------------------------------------------------------------

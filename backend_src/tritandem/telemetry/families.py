@@ -1,7 +1,9 @@
 """Every metric of the project, declared once: name, kind, help, labels, buckets.
 
 Knows nothing about who observes or where it is published. Names follow the Prometheus conventions (base
-units, `_total` for counters). `VLLM_NAMES` maps them to what a dashboard written for vLLM asks for.
+units, `_total` for counters). Triton keeps one object for a set of labels, whichever process asks for it, and frees it
+when the first of them goes: the labels of whatever several processes publish name the process (or the engine, which
+is one). `VLLM_NAMES` maps names to what a dashboard written for vLLM asks for.
 """
 
 from __future__ import annotations
@@ -77,6 +79,11 @@ PROMPT_TOKENS = _counter("prompt_tokens", "Prompt tokens of finished requests")
 OUTPUT_TOKENS = _counter("output_tokens", "Generated tokens of finished requests")
 REQUESTS_RUNNING = _gauge("requests_running", "Requests handed to an engine and not finished")
 REQUESTS_WAITING = _gauge("requests_waiting", "Requests queued in the scheduler")
+UNSENT_CHARACTERS = _gauge("unsent_characters", "Generated text that no sender has taken yet")
+
+# Between the server and its clients, as the kernel sees it.
+CLIENTS_STALLED = _gauge("client_connections_stalled", "Client connections whose receiver takes nothing more for now")
+UNSENT_BYTES = _gauge("client_unsent_bytes", "Bytes in the kernel that clients have not acknowledged")
 
 # Engines, from their load snapshots.
 ENGINE_UP = _gauge("engine_up", "1 while the engine answers", "engine")
@@ -90,27 +97,44 @@ PREEMPTIONS = _counter("preemptions", "Sequences preempted for lack of KV blocks
 ENGINE_STEPS = _counter("engine_steps", "Steps launched", "engine")
 DECODE_STEP_AVERAGE = _gauge("decode_step_average_seconds", "Moving average of one decode step", "engine")
 
-# Inside the engine process.
+# Inside an engine's process. On the CPU a launch is the step itself, so that the launch is not published there.
 GRAPH_LAUNCH = _seconds(
-    "cuda_kernel_launch_latency", "Host time of launching one step on the device", "phase", buckets=SHORT_BUCKETS_S
+    "cuda_kernel_launch_latency", "Host time of launching one step", "engine", "phase", buckets=SHORT_BUCKETS_S
 )
-DECODE_STEP = _seconds("decode_step", "One step without prefill, on the device", buckets=SHORT_BUCKETS_S)
-STEP_IDLE = _seconds("engine_idle_gap", "Device idle between two steps while work waited", buckets=SHORT_BUCKETS_S)
-STAGING_BYTES = _counter("staging_bytes", "Bytes moved between host and device by kind of memory", "kind")
+DECODE_STEP = _seconds("decode_step", "One step without prefill, on the device", "engine", buckets=SHORT_BUCKETS_S)
+STEP_IDLE = _seconds(
+    "engine_idle_gap", "Device idle between two steps while work waited", "engine", buckets=SHORT_BUCKETS_S
+)
+STAGING_BYTES = _counter("staging_bytes", "Bytes moved between host and device by kind of memory", "engine", "kind")
+GPU_UTILISATION = _gauge("gpu_utilization", "Share of time in which some kernel ran", "engine", "gpu_uuid")
+GPU_SM_ACTIVITY = _gauge("gpu_sm_activity", "Share of the multiprocessors that were busy", "engine", "gpu_uuid")
+GPU_DRAM_ACTIVITY = _gauge("gpu_dram_activity", "Share of the memory bandwidth in use", "engine", "gpu_uuid")
+GPU_POWER = _gauge("gpu_power_usage_watts", "Power draw", "engine", "gpu_uuid")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Device memory in use", "engine", "gpu_uuid")
 
-# Inside the tokenizer process.
-TOKENIZATION_QUEUE = _gauge("tokenization_queue_size", "Texts waiting for or in tokenization")
-TOKENIZED_TOKENS = _counter("tokenized_tokens", "Tokens produced by tokenization engine", "path")
-TOKENIZER_MISMATCHES = _counter("tokenizer_shadow_mismatches", "Shadow checks that found the fast path unequal")
-TOKENIZER_FAST = _gauge("tokenizer_fast_path", "1 while the fast tokenization path is in use")
+# Inside a tokenizer's process; `process` is the name that Triton gives the instance.
+TOKENIZATION_QUEUE = _gauge("tokenization_queue_size", "Texts waiting for or in tokenization", "process")
+TOKENIZE_QUEUE_WAIT = _seconds(
+    "tokenize_queue_wait", "Submitted to the tokenizer until an engine of it begins", "process", buckets=SHORT_BUCKETS_S
+)
+TOKENIZE_ENCODE = _seconds("tokenize_encode", "Encoding one text", "process", buckets=SHORT_BUCKETS_S)
+TOKENIZED_TEXTS = _counter("tokenized_texts", "Texts encoded, by tokenization engine", "process", "path")
+TOKENIZED_TOKENS = _counter("tokenized_tokens", "Tokens produced, by tokenization engine", "process", "path")
+TOKENIZER_CACHE = _counter("tokenizer_prefix_lookups", "Lookups in the cache of token prefixes", "process", "result")
+TOKENIZER_MISMATCHES = _counter(
+    "tokenizer_shadow_mismatches", "Shadow checks that found the fast path unequal", "process"
+)
+TOKENIZER_FAST = _gauge("tokenizer_fast_path", "1 while the fast tokenization path is in use", "process")
 
-# Every process: is the CPU short?
-PROCESS_CPU = _counter("process_cpu_seconds", "CPU time of the process", "component")
-RUN_QUEUE_WAIT = _counter("run_queue_wait_seconds", "Time that runnable threads waited for a core", "component")
+# Every process: is the CPU short? `component` is tokenizer, scheduler, engine, or server: tritonserver's own threads.
+PROCESS_CPU = _counter("process_cpu_seconds", "CPU time of the process", "component", "process")
+RUN_QUEUE_WAIT = _counter(
+    "run_queue_wait_seconds", "Time that runnable threads waited for a core", "component", "process"
+)
+CORES_ALLOWED = _gauge("process_cores_allowed", "Cores that the process may run on", "component", "process")
+RESIDENT_BYTES = _gauge("process_resident_memory_bytes", "Resident memory of the process", "component", "process")
 CPU_PRESSURE = _counter("cpu_pressure_seconds", "Time in which some task of the cgroup or machine waited for a core")
 CPU_THROTTLED = _counter("cpu_throttled_seconds", "Time throttled by the cgroup's CPU quota")
-CORES_ALLOWED = _gauge("process_cores_allowed", "Cores that the process may run on", "component")
-RESIDENT_BYTES = _gauge("process_resident_memory_bytes", "Resident memory of the process", "component")
 
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 

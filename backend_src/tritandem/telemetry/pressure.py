@@ -1,80 +1,118 @@
-"""Is the CPU short? Reads what the kernel knows about this process, its cgroup and the machine.
+"""Is the CPU short? Reads what the kernel knows about a process, its cgroup and the machine.
 
-Sources: /proc/self/task/*/schedstat (run-queue wait), /proc/pressure/cpu and the cgroup's cpu.pressure
-(pressure stall information), cgroup cpu.stat (throttling), getrusage. A source that a kernel does not offer
-reads as None; nothing here raises. Any thread.
+Sources: /proc/PID/stat (CPU time), /proc/PID/task/*/schedstat (run-queue wait), cpu.pressure of the cgroup or
+/proc/pressure/cpu (pressure stall information), cpu.stat of the cgroup, version 2 or 1 (throttling). A source that a
+kernel does not offer reads as None; nothing here raises.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class CpuReading:
-    """Totals since the process (or machine) started, seconds; None where the kernel does not tell."""
+class ProcessReading:
+    """Totals since the process started; None where the kernel does not tell."""
 
-    process_cpu_s: float
-    run_queue_wait_s: float | None
+    cpu_s: float | None
+    run_queue_wait_s: float | None  # of all threads seen so far, ended ones included
+    resident_bytes: int | None
+    cores_allowed: int | None
+
+
+class ProcessWatch:
+    """One process: this one, or `pid`. One thread at a time."""
+
+    def __init__(self, pid: int | None = None, proc: Path = Path("/proc")) -> None:
+        self._pid = os.getpid() if pid is None else pid
+        self._folder = proc / str(self._pid)
+        self._wait_ns: dict[str, int] = {}  # of each thread that lives
+        self._ended_wait_ns = 0
+
+    def read(self) -> ProcessReading:
+        return ProcessReading(
+            cpu_s=_reading(self._cpu_s),
+            run_queue_wait_s=_reading(self._run_queue_wait_s),
+            resident_bytes=_reading(lambda: int((self._folder / "statm").read_text().split()[1]) * _PAGE_BYTES),
+            cores_allowed=_reading(self._cores_allowed),
+        )
+
+    def _cpu_s(self) -> float:
+        fields = (self._folder / "stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def _run_queue_wait_s(self) -> float:
+        """The kernel forgets a thread's wait when it ends: what was last seen of it is kept."""
+        found: dict[str, int] = {}
+        for task in (self._folder / "task").iterdir():
+            wait_ns = _reading(lambda task=task: int((task / "schedstat").read_text().split()[1]))  # type: ignore[misc]
+            if wait_ns is not None:
+                found[task.name] = wait_ns
+        if not found:
+            raise FileNotFoundError(f"{self._folder}/task/*/schedstat")
+        for thread, wait_ns in self._wait_ns.items():
+            # A number that fell belongs to a new thread with an old one's id.
+            if found.get(thread, -1) < wait_ns:
+                self._ended_wait_ns += wait_ns
+        self._wait_ns = found
+        return (self._ended_wait_ns + sum(found.values())) / 1e9
+
+    def _cores_allowed(self) -> int:
+        """The cores that any of its threads may use: placement gives threads of one process different ones."""
+        allowed: set[int] = set()
+        for task in (self._folder / "task").iterdir():
+            allowed |= _reading(lambda task=task: os.sched_getaffinity(int(task.name))) or set()  # type: ignore[misc]
+        if not allowed:
+            raise ProcessLookupError(self._pid)
+        return len(allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReading:
+    """Totals since start; None where the kernel does not tell."""
+
     pressure_s: float | None  # some task of the cgroup (or machine) waited for a core
-    throttled_s: float | None
-    resident_bytes: int
-    cores_allowed: int
+    throttled_s: float | None  # the cgroup's quota was used up
 
 
-def read_cpu(pid: int | None = None, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> CpuReading:
-    """One reading of this process, or of process `pid`."""
-    own = proc / ("self" if pid is None else str(pid))
-    if pid is None:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = usage.ru_utime + usage.ru_stime
-        cores = float(len(os.sched_getaffinity(0)))
-    else:
-        cpu_s = _reading(lambda: _stat_cpu_s(own / "stat")) or 0.0
-        cores = _reading(lambda: float(len(os.sched_getaffinity(pid)))) or 0.0
-    return CpuReading(
-        process_cpu_s=cpu_s,
-        run_queue_wait_s=_reading(lambda: _run_queue_wait_s(own)),
-        pressure_s=_pressure_s(own, proc, cgroup),
-        throttled_s=_reading(lambda: _throttled_s(_cgroup_folder(own, cgroup))),
-        resident_bytes=int(_reading(lambda: int((own / "statm").read_text().split()[1]) * _PAGE_BYTES) or 0),
-        cores_allowed=int(cores),
-    )
+def read_machine(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> MachineReading:
+    """One reading for the cgroup of this process."""
+    pressure_s = _reading(lambda: _some_total_s(_cgroup_folder(proc, cgroup) / "cpu.pressure"))
+    if pressure_s is None:
+        pressure_s = _reading(lambda: _some_total_s(proc / "pressure" / "cpu"))
+    throttled_s = _reading(lambda: _cpu_stat(_cgroup_folder(proc, cgroup))["throttled_usec"] / 1e6)
+    if throttled_s is None:
+        throttled_s = _reading(lambda: _cpu_stat(_version_1_folder(proc, cgroup))["throttled_time"] / 1e9)
+    return MachineReading(pressure_s, throttled_s)
 
 
-def _reading(read: Callable[[], float]) -> float | None:
+def _reading(read: Callable[[], T]) -> T | None:
     try:
         return read()
     except (OSError, ValueError, IndexError, KeyError, StopIteration):
         return None
 
 
-def _stat_cpu_s(path: Path) -> float:
-    fields = path.read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _run_queue_wait_s(own: Path) -> float:
-    total_ns = 0
-    for task in (own / "task").iterdir():
-        total_ns += int((task / "schedstat").read_text().split()[1])
-    return total_ns / 1e9
-
-
-def _cgroup_folder(own: Path, cgroup: Path) -> Path:
-    line = next(line for line in (own / "cgroup").read_text().splitlines() if line.startswith("0::"))
+def _cgroup_folder(proc: Path, cgroup: Path) -> Path:
+    line = next(line for line in _cgroups(proc) if line.startswith("0::"))
     return cgroup / line[3:].lstrip("/")
 
 
-def _pressure_s(own: Path, proc: Path, cgroup: Path) -> float | None:
-    inside = _reading(lambda: _some_total_s(_cgroup_folder(own, cgroup) / "cpu.pressure"))
-    return inside if inside is not None else _reading(lambda: _some_total_s(proc / "pressure" / "cpu"))
+def _version_1_folder(proc: Path, cgroup: Path) -> Path:
+    line = next(line for line in _cgroups(proc) if "cpu" in line.split(":")[1].split(","))
+    return cgroup / "cpu" / line.split(":", 2)[2].lstrip("/")
+
+
+def _cgroups(proc: Path) -> list[str]:
+    return (proc / "self" / "cgroup").read_text().splitlines()
 
 
 def _some_total_s(path: Path) -> float:
@@ -82,6 +120,5 @@ def _some_total_s(path: Path) -> float:
     return int(line.rsplit("total=", 1)[1]) / 1e6
 
 
-def _throttled_s(folder: Path) -> float:
-    values = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-    return int(values["throttled_usec"]) / 1e6
+def _cpu_stat(folder: Path) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in (folder / "cpu.stat").read_text().splitlines())}

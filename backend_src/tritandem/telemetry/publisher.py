@@ -1,7 +1,6 @@
 """Carries what a registry gathered to wherever metrics are shown, at a fixed pace, on its own thread.
 
-Owns the thread and the pace. Knows nothing about Triton: a `MetricSink` does. Every period it also reads the
-CPU state of this process, so that each component reports its own share.
+Owns the thread and the pace. Knows nothing about Triton: a `MetricSink` does.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .families import CORES_ALLOWED, CPU_PRESSURE, CPU_THROTTLED, PROCESS_CPU, RESIDENT_BYTES, RUN_QUEUE_WAIT
-from .pressure import read_cpu
 from .registry import Change, Registry
 
 _log = logging.getLogger(__name__)
@@ -39,21 +36,18 @@ class DiscardingSink:
 class Publisher:
     """Publishes `registry` every `period_s` seconds until `close`, which publishes once more.
 
-    `before` callbacks run first in each period: gauges that are read rather than observed belong there.
-    `machine_wide` lets exactly one component of a server report the machine's pressure and throttling.
+    `reports` run first in each period, on this thread: what is read rather than observed belongs there.
     """
 
     def __init__(
         self,
         registry: Registry,
         sink: MetricSink,
-        component: str,
         period_s: float = 2.0,
-        before: Sequence[Callable[[], None]] = (),
-        machine_wide: bool = False,
+        reports: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self._registry, self._sink, self._component = registry, sink, component
-        self._period_s, self._before, self._machine_wide = period_s, tuple(before), machine_wide
+        self._registry, self._sink = registry, sink
+        self._period_s, self._reports = period_s, tuple(reports)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-publisher", daemon=True)
 
@@ -70,9 +64,11 @@ class Publisher:
 
     def publish_once(self) -> None:
         """One period's work, on the calling thread."""
-        for callback in self._before:
-            callback()
-        self._read_process()
+        for report in self._reports:
+            try:
+                report()
+            except Exception:  # what one report cannot read must not hide what the others can
+                _log.exception("a report for the metrics failed")
         self._sink.publish(self._registry.changes())
 
     def _run(self) -> None:
@@ -84,15 +80,3 @@ class Publisher:
                 _log.exception("metrics could not be published; trying again in %.0f s", self._period_s)
             if last:
                 return
-
-    def _read_process(self) -> None:
-        cpu = read_cpu()
-        self._registry.add_up_to(PROCESS_CPU, cpu.process_cpu_s, component=self._component)
-        self._registry.set(RESIDENT_BYTES, float(cpu.resident_bytes), component=self._component)
-        self._registry.set(CORES_ALLOWED, float(cpu.cores_allowed), component=self._component)
-        if cpu.run_queue_wait_s is not None:
-            self._registry.add_up_to(RUN_QUEUE_WAIT, cpu.run_queue_wait_s, component=self._component)
-        if self._machine_wide and cpu.pressure_s is not None:
-            self._registry.add_up_to(CPU_PRESSURE, cpu.pressure_s)
-        if self._machine_wide and cpu.throttled_s is not None:
-            self._registry.add_up_to(CPU_THROTTLED, cpu.throttled_s)

@@ -40,11 +40,18 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-class EnginePlug:
-    """`execute` and `close` are called from Triton's thread."""
+class Publisher(Protocol):
+    """What is used of `telemetry.publisher.Publisher`."""
 
-    def __init__(self, service: Service, stream_idle_s: float) -> None:
+    def close(self) -> None: ...
+
+
+class EnginePlug:
+    """`execute` and `close` are called from Triton's thread. `publisher`, if any, was started and is closed here."""
+
+    def __init__(self, service: Service, stream_idle_s: float, publisher: Publisher | None = None) -> None:
         self._service = service
+        self._publisher = publisher
         self._stream_idle_s = stream_idle_s
         self._sender: _StreamSender | None = None
         self._handlers: dict[int, Callable[[Any, Any], Any]] = {
@@ -69,10 +76,12 @@ class EnginePlug:
             sender.send(response, flags=FINAL)
 
     def close(self) -> None:
-        """End the stream, then the engine; nothing is sent afterwards."""
+        """End the stream, then the engine, then the metrics; nothing is sent afterwards."""
         if self._sender is not None:
             self._sender.end()
         self._service.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _submit(self, header: Any, tokens: Any) -> Any:
         errors = engine_wire.pack_errors(self._service.submit(engine_wire.unpack_submit(header, tokens)))

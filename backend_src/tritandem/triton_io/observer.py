@@ -1,7 +1,8 @@
-"""What the scheduler reports, turned into metrics and into one log line per finished request.
+"""What the scheduler's process reports, turned into metrics and into one log line per finished request.
 
-Owns nothing but the lines not yet written: `finished` and `gauges` run on the scheduler's threads and only
-update the registry; `write_log` runs on the publisher's thread. Implements `scheduler.ports.Observer`.
+Owns the lines not yet written and the times of detokenizing and sending. `finished` and `gauges` run on the
+scheduler's threads and only update the registry; `report` and `write_log` run on the publisher's thread. Implements
+`scheduler.ports.Observer`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import json
 from collections import deque
 from collections.abc import Callable
 
-from ..contracts import Stamps
+from ..contracts import Outcome, PriorityClass, Stamps
 from ..scheduler.ports import FinishedRequest, SchedulerSnapshot
 from ..telemetry import families as f
+from ..telemetry.duration_counts import LockedDurationCounts
 from ..telemetry.registry import Registry
 
 MAX_UNWRITTEN_LINES = 10_000
@@ -25,6 +27,16 @@ class RequestObserver:
         self._registry = registry
         self._write_line = write_line
         self._unwritten: deque[FinishedRequest] = deque(maxlen=MAX_UNWRITTEN_LINES)
+        self.detokenize = LockedDurationCounts(f.DETOKENIZE)
+        self.send = LockedDurationCounts(f.SEND)
+        # A counter that appears with its first increment hides that increment from every rate.
+        for outcome in Outcome:
+            for priority in PriorityClass:
+                registry.add(f.REQUESTS, 0, outcome=outcome.value, priority=priority.name.lower())
+        for family in (f.PROMPT_TOKENS, f.OUTPUT_TOKENS):
+            registry.add(family, 0)
+        for gauge in (f.REQUESTS_RUNNING, f.REQUESTS_WAITING, f.UNSENT_CHARACTERS):
+            registry.set(gauge, 0)
 
     def finished(self, record: FinishedRequest) -> None:
         registry, stamps, priority = self._registry, record.stamps, record.priority.name.lower()
@@ -45,6 +57,7 @@ class RequestObserver:
         registry = self._registry
         registry.set(f.REQUESTS_RUNNING, snapshot.running)
         registry.set(f.REQUESTS_WAITING, sum(snapshot.waiting.values()))
+        registry.set(f.UNSENT_CHARACTERS, snapshot.buffered_chars)
         for engine in snapshot.engines:
             load, name = engine.load, engine.name
             registry.set(f.SEQUENCE_LIMIT, engine.limits.sequences, engine=name)
@@ -57,6 +70,12 @@ class RequestObserver:
             registry.add_up_to(f.PREFIX_HIT_TOKENS, load.prefix_hit_tokens, engine=name)
             registry.add_up_to(f.PREEMPTIONS, load.preemptions, engine=name)
             registry.add_up_to(f.ENGINE_STEPS, load.steps, engine=name)
+
+    def report(self) -> None:
+        """Carry over what was timed since the last call."""
+        for histogram in (self.detokenize, self.send):
+            counts, total_s = histogram.totals()
+            self._registry.histogram_up_to(histogram.family, counts, total_s)
 
     def write_log(self) -> None:
         """Write the lines of the requests that finished since the last call."""

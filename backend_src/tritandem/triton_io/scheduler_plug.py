@@ -28,6 +28,7 @@ from ..contracts import (
     TritandemError,
 )
 from ..scheduler.ports import FinishedRequest
+from ..telemetry.duration_counts import DurationCounts
 from .bls_tokenizer import BlsTokenizer, error_of
 from .finished_calls import FinishedCalls
 from .prompt_source import read_parameters
@@ -55,16 +56,14 @@ class Service(Protocol):
 class Publisher(Protocol):
     """What is used of `telemetry.publisher.Publisher`."""
 
-    def start(self) -> None: ...
-
     def close(self) -> None: ...
 
 
 class SchedulerPlug:
     """`limits` is called on the first request, when engines can be asked; its answer is kept.
 
-    `refused` hears of every request that ends here instead of in the service. `drain_key` is what a request to
-    drain must carry; empty: nobody may.
+    `refused` hears of every request that ends here instead of in the service. `publisher` has been started, and is
+    closed here. `drain_key` is what a request to drain must carry; empty: nobody may.
     """
 
     def __init__(
@@ -78,6 +77,7 @@ class SchedulerPlug:
         publisher: Publisher,
         finished_calls: FinishedCalls,
         drain_key: str = "",
+        send_times: DurationCounts | None = None,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
@@ -89,6 +89,7 @@ class SchedulerPlug:
         self._publisher = publisher
         self._finished_calls = finished_calls
         self._drain_key = drain_key
+        self._send_times = send_times
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -115,7 +116,6 @@ class SchedulerPlug:
         """Engines cannot be called while models load, so everything starts with the first request."""
         if not self._started:
             self._service.start()
-            self._publisher.start()
             self._started = True
 
     def _model_limits(self) -> ModelLimits:
@@ -142,7 +142,7 @@ class SchedulerPlug:
         if draft.prompt.stop:
             self._stop(draft.request_id, sender, wanted)
             return
-        sink = TritonSink(sender, draft.returns, wanted, self._token_text, self._finished_calls)
+        sink = self._sink(sender, draft.returns, wanted)
         if ids is None:
             ids = draft.prompt.input_ids
         if ids is not None:
@@ -151,6 +151,9 @@ class SchedulerPlug:
             sink.hand_over(lambda: self._service.submit(decoded, sink))
         else:
             self._tokenize(draft, sink)
+
+    def _sink(self, sender: Any, returns: ReturnOptions, wanted: Sequence[str]) -> TritonSink:
+        return TritonSink(sender, returns, wanted, self._token_text, self._finished_calls, self._send_times)
 
     def _tokenize(self, draft: Draft, sink: TritonSink) -> None:
         limits = self._model_limits()
@@ -176,9 +179,7 @@ class SchedulerPlug:
         if not (self._drain_key and hmac.compare_digest(str(parameters[DRAIN_KEY]), self._drain_key)):
             raise InvalidRequest(DRAIN_KEY, "another key", "the key that this server was started with")
         timeout_s = int(parameters[DRAIN_TIMEOUT_MS]) / 1e3
-        sink = TritonSink(
-            sender, ReturnOptions(OutputOptions(stream=True)), wanted, self._token_text, self._finished_calls
-        )
+        sink = self._sink(sender, ReturnOptions(OutputOptions(stream=True)), wanted)
 
         def run() -> None:
             sink.send(Chunk("draining", 0))
@@ -193,7 +194,7 @@ class SchedulerPlug:
             raise InvalidRequest("stop", "a request without an id", "the id of the request to end")
         self._service.stop(request_id)
         returns = ReturnOptions(OutputOptions(), frozenset({"finish_reason"}))
-        sink = TritonSink(sender, returns, wanted, self._token_text, self._finished_calls)
+        sink = self._sink(sender, returns, wanted)
         sink.finish(Chunk("", 0, finish_reason=FinishReason.CANCELLED, outcome=Outcome.STOPPED))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import astuple
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..contracts import Chunk, TokenLogprob, TritandemError
+from ..telemetry.duration_counts import DurationCounts
 from .finished_calls import FinishedCalls
 from .replies import error_response
 from .request_decoder import ReturnOptions
@@ -38,8 +40,10 @@ class TritonSink:
         wanted: Collection[str],
         token_text: Callable[[int], str],
         finished_calls: FinishedCalls,
+        send_times: DurationCounts | None = None,
     ) -> None:
         self._sender = sender
+        self._send_times = send_times
         self._returns = returns
         self._wanted = frozenset(wanted)
         self._token_text = token_text
@@ -61,11 +65,11 @@ class TritonSink:
         self._check_open()
         if not self._returns.output.stream:
             raise RuntimeError("a second response for a client that wants one")
-        self._sender.send(self._response(chunk))
+        self._hand_to_triton(self._response(chunk))
 
     def finish(self, chunk: Chunk) -> None:
         self._end()
-        self._sender.send(self._response(chunk), flags=FINAL)
+        self._hand_to_triton(self._response(chunk), FINAL)
 
     def fail(self, error: TritandemError) -> None:
         self._end()
@@ -79,6 +83,12 @@ class TritonSink:
         """A Witness of finished_calls. A yes of `is_cancelled` may be remembered, a no never is."""
         with self._ending:
             return not self._ended and not self._sender.is_cancelled()
+
+    def _hand_to_triton(self, response: Any, flags: int = 0) -> None:
+        begun_ns = time.monotonic_ns()
+        self._sender.send(response, flags=flags)
+        if self._send_times is not None:
+            self._send_times.note(time.monotonic_ns() - begun_ns)
 
     def _check_open(self) -> None:
         if self._ended:

@@ -30,22 +30,33 @@ if TYPE_CHECKING:
     from .tokenizer_plug import TokenizerPlug
 
 
-def start_tokenizer() -> TokenizerPlug:
+def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
     """Raises ConfigError."""
     log_to_triton()
     model, config = model_folder_from_environment(), config_from_environment()
     place_process(TOKENIZER, config)
 
+    from ..telemetry.registry import Registry
     from ..tokenizer import load_tokenizer
+    from .publishing import tokenizer_publisher
     from .tokenizer_plug import TokenizerPlug
+    from .tokenizer_report import TokenizerReport
 
-    return TokenizerPlug(load_tokenizer(model, config.tokenizer), most_prompt_tokens(model, config.engine))
+    tokenizer = load_tokenizer(model, config.tokenizer)
+    name, registry = args["model_instance_name"], Registry()
+    report = TokenizerReport(registry, name, tokenizer.stats)
+    publisher = tokenizer_publisher(config.telemetry, report, registry, name)
+    publisher.start()
+    note = report.note if config.telemetry.metrics else None
+    return TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher)
 
 
 def start_engine(args: Mapping[str, str]) -> EnginePlug:
     """Loads the model and runs it once, with progress in the log. Raises ConfigError."""
     from ..engine.service import build_engine
+    from ..telemetry.step_meter import StepMeter
     from .engine_plug import EnginePlug
+    from .publishing import engine_publisher
 
     log_to_triton()
     settings = config_from_environment()
@@ -54,11 +65,17 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
     threads = settings.engine.threads or plan.shares[ENGINE].threads
     config = dataclasses.replace(settings.engine, device=device, threads=threads)
     name = args["model_name"]
+    meter = StepMeter(name)
     service = build_engine(
-        model_folder_from_environment(), config, lambda message: pb_utils.Logger.log_info(f"{name}: {message}")
+        model_folder_from_environment(),
+        config,
+        lambda message: pb_utils.Logger.log_info(f"{name}: {message}"),
+        meter if settings.telemetry.metrics else None,
     )
     place_engine(plan)
-    return EnginePlug(service, config.stream_idle_s)
+    publisher = engine_publisher(settings.telemetry, meter)
+    publisher.start()
+    return EnginePlug(service, config.stream_idle_s, publisher)
 
 
 def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
@@ -68,15 +85,15 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     place_process(SCHEDULER, config)
 
     from ..scheduler.service import SchedulerService
-    from ..telemetry.publisher import DiscardingSink, Publisher
     from ..telemetry.registry import Registry
     from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
     from .finished_calls import FinishedCalls
-    from .metric_sink import TritonMetricSink
     from .observer import RequestObserver
+    from .publishing import scheduler_publisher
     from .scheduler_plug import SchedulerPlug
+    from .timed_text import TimedTextStreams
 
     # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
     tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
@@ -87,16 +104,11 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     registry = Registry()
     telemetry = config.telemetry
     observer = RequestObserver(registry, pb_utils.Logger.log_info if telemetry.request_log else None)
-    publisher = Publisher(
-        registry,
-        TritonMetricSink() if telemetry.metrics else DiscardingSink(),
-        "scheduler",
-        period_s=telemetry.metrics_period_s,
-        before=[observer.write_log],
-        machine_wide=True,
-    )
+    publisher = scheduler_publisher(telemetry, observer, registry)
+    publisher.start()
+    text = TimedTextStreams(streams, observer.detokenize) if telemetry.metrics else streams
     return SchedulerPlug(
-        SchedulerService(engines, streams, config.scheduler, observer),
+        SchedulerService(engines, text, config.scheduler, observer),
         BlsTokenizer(),
         lambda: ask_limits(engines, tokenizer, config.scheduler),
         lambda token_id: token_text(streams, token_id),
@@ -105,6 +117,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
         publisher,
         finished_calls,
         os.environ.get(DRAIN_KEY_ENV, ""),
+        observer.send if telemetry.metrics else None,
     )
 
 

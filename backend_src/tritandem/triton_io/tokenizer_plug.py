@@ -11,7 +11,7 @@ thread for short texts and from the tokenizer's pool for long ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -46,15 +46,30 @@ class Tokenizer(Protocol):
     def close(self) -> None: ...
 
 
+class Publisher(Protocol):
+    """What is used of `telemetry.publisher.Publisher`."""
+
+    def close(self) -> None: ...
+
+
 class TokenizerPlug:
     """Answers every request exactly once, with ids or with the error of that request alone.
 
-    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit.
+    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `note` hears of every
+    text that was encoded. `publisher`, if any, has been started and is closed here.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int | None = None,
+        note: Callable[[Any], None] | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
+        self._note = note
+        self._publisher = publisher
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Short texts are answered when this returns, long ones later."""
@@ -75,6 +90,8 @@ class TokenizerPlug:
     def close(self) -> None:
         """Wait for the texts that are still being encoded; nothing is sent afterwards."""
         self._tokenizer.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _encode(self, prompt: PromptSource, reply: _Reply) -> None:
         if prompt.text is not None:
@@ -84,7 +101,13 @@ class TokenizerPlug:
         else:
             reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
+        if self._note is not None:
+            future.add_done_callback(self._noted)
         future.add_done_callback(reply.settle)
+
+    def _noted(self, done: Future[Any]) -> None:
+        if self._note is not None and done.exception() is None:
+            self._note(done.result())
 
 
 def _cost(prompt: PromptSource) -> int:

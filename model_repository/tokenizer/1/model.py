@@ -8,7 +8,7 @@ class TritonPythonModel:
     def initialize(self, args):
         from tritandem.triton_io.start import start_tokenizer
 
-        self._plug = start_tokenizer()
+        self._plug = start_tokenizer(args)
 
     def execute(self, requests):
         self._plug.execute(requests)

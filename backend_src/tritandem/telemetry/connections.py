@@ -1,0 +1,83 @@
+"""Do clients take what they are sent? Reads the kernel's tables of TCP connections.
+
+A connection is stalled while its peer's window is closed: the kernel probes it instead of sending. A client that keeps
+reading its socket but not its gRPC stream is not seen here: what it leaves lies in the server's memory.
+Sources: /proc/PID/net/tcp and tcp6, /proc/PID/fd for the ports that a process listens on. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_ESTABLISHED, _LISTENING = "01", "0A"
+_ZERO_WINDOW_PROBE = "04"
+
+
+class _Row(NamedTuple):
+    port: int  # the local one
+    state: str
+    unsent_bytes: int  # not acknowledged
+    timer: str
+    inode: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConnections:
+    """Now, over all connections to the ports of one server."""
+
+    open: int
+    stalled: int
+    unsent_bytes: int
+
+
+class ConnectionWatch:
+    """The connections to whatever ports process `pid` listens on. One thread at a time."""
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self._folder = proc / str(pid)
+        self._ports: frozenset[int] = frozenset()
+
+    def read(self) -> ClientConnections | None:
+        """None while the process listens nowhere, or where the kernel does not tell."""
+        rows = list(self._rows())
+        if not self._ports:  # they are opened once, when the models have loaded
+            inodes = self._socket_inodes()
+            self._ports = frozenset(row.port for row in rows if row.state == _LISTENING and row.inode in inodes)
+        if not self._ports:
+            return None
+        ours = [row for row in rows if row.state == _ESTABLISHED and row.port in self._ports]
+        return ClientConnections(
+            open=len(ours),
+            stalled=sum(row.timer == _ZERO_WINDOW_PROBE for row in ours),
+            unsent_bytes=sum(row.unsent_bytes for row in ours),
+        )
+
+    def _rows(self) -> Iterator[_Row]:
+        for name in ("tcp", "tcp6"):
+            try:
+                lines = (self._folder / "net" / name).read_text().splitlines()[1:]
+            except OSError:
+                continue
+            for line in lines:
+                # slot, local, remote, state, tx:rx queue, timer:expiry, retransmits, uid, timeout, inode, ...
+                columns = line.split()
+                port, unsent = columns[1].rsplit(":", 1)[1], columns[4].split(":")[0]
+                yield _Row(int(port, 16), columns[3], int(unsent, 16), columns[5].split(":")[0], columns[9])
+
+    def _socket_inodes(self) -> frozenset[str]:
+        found = set()
+        try:
+            for entry in os.scandir(self._folder / "fd"):
+                try:
+                    target = os.readlink(entry.path)
+                except OSError:
+                    continue
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+        except OSError:
+            pass
+        return frozenset(found)
