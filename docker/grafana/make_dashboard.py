@@ -44,6 +44,11 @@ def per_second(metric: str, by: str) -> str:
     return f"sum by ({by}) (rate({metric}{{SEL}}[{RATE}]))"
 
 
+def gpu(nv: str, own: str) -> str:
+    """Triton's gauge where it was built with DCGM, else the engine's."""
+    return f"max by (gpu_uuid) ({nv}{{SEL}}) or max by (gpu_uuid) ({own}{{SEL}})"
+
+
 ROWS: Mapping[str, tuple[Panel, ...]] = {
     "Requests": (
         Panel(
@@ -70,6 +75,22 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "s",
             "Tokenized until handed to an engine, by priority class.",
             quantiles("tritandem_queue_wait_seconds", "priority"),
+        ),
+        Panel(
+            "Request latency",
+            "s",
+            "Arrival to the last response.",
+            quantiles("tritandem_request_latency_seconds"),
+        ),
+        Panel(
+            "Delivery",
+            "short",
+            "Clients that take nothing for now, what lies in the kernel for them, and text that no sender has taken.",
+            {
+                "stalled connections": "sum(tritandem_client_connections_stalled{SEL})",
+                "unsent bytes": "sum(tritandem_client_unsent_bytes{SEL})",
+                "unsent characters": "sum(tritandem_unsent_characters{SEL})",
+            },
         ),
         Panel(
             "Running and waiting",
@@ -101,14 +122,21 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         Panel(
             "Tokenize",
             "s",
-            "Text to token ids, waiting included.",
-            quantiles("tritandem_tokenize_seconds"),
+            "Text to token ids as requests see it; inside the tokenizer the wait for an engine, and encoding.",
+            {
+                **quantiles("tritandem_tokenize_seconds"),
+                "waiting p99": p99("tritandem_tokenize_queue_wait_seconds"),
+                "encoding p99": p99("tritandem_tokenize_encode_seconds"),
+            },
         ),
         Panel(
             "Tokenization queue",
             "short",
-            "Texts waiting for or in tokenization. Growing: the CPU is short.",
-            {"texts": "sum(tritandem_tokenization_queue_size{SEL})"},
+            "Texts waiting for or in tokenization, and requests that Triton holds before it. Growing: a core is short.",
+            {
+                "texts {{process}}": "sum by (process) (tritandem_tokenization_queue_size{SEL})",
+                "before it": 'sum(nv_inference_pending_request_count{SEL, model="tokenizer"})',
+            },
         ),
         Panel(
             "Tokens per response",
@@ -138,8 +166,47 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
                 "mismatches": "sum(tritandem_tokenizer_shadow_mismatches_total{SEL})",
             },
         ),
+        Panel(
+            "Tokenized",
+            "short",
+            "Tokens and texts a second by the path that they took.",
+            {
+                "tokens {{path}}": per_second("tritandem_tokenized_tokens_total", "path"),
+                "texts {{path}}": per_second("tritandem_tokenized_texts_total", "path"),
+            },
+        ),
+        Panel(
+            "Tokenizer's prefix cache",
+            "percentunit",
+            "Share of the slow path's texts whose beginning was known.",
+            {
+                "hit share": f'sum(rate(tritandem_tokenizer_prefix_lookups_total{{SEL, result="hit"}}[{RATE}]))'
+                f" / sum(rate(tritandem_tokenizer_prefix_lookups_total{{SEL}}[{RATE}]))",
+            },
+        ),
     ),
     "Engine": (
+        Panel(
+            "Engine up",
+            "short",
+            "1 while the engine answers the scheduler.",
+            {"{{engine}}": "min by (engine) (tritandem_engine_up{SEL})"},
+        ),
+        Panel(
+            "Sequences",
+            "short",
+            "In the engine: those that decode, and those whose prefill is not finished.",
+            {
+                "decoding {{engine}}": "sum by (engine) (tritandem_engine_sequences_running{SEL})",
+                "prefilling {{engine}}": "sum by (engine) (tritandem_engine_sequences_waiting{SEL})",
+            },
+        ),
+        Panel(
+            "Steps",
+            "ops",
+            "Launched by the engine.",
+            {"{{engine}}": per_second("tritandem_engine_steps_total", "engine")},
+        ),
         Panel(
             "KV blocks",
             "short",
@@ -168,30 +235,34 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         Panel(
             "Step launch latency",
             "s",
-            "Host time of launching one step.",
-            quantiles("tritandem_cuda_kernel_launch_latency_seconds"),
+            "Host time of launching one step on a GPU, with and without prefill.",
+            quantiles("tritandem_cuda_kernel_launch_latency_seconds", "phase"),
         ),
         Panel(
             "Idle gap",
             "percentunit",
             "Share of time in which the device idled between two steps while work waited.",
-            {"idle": f"sum(rate(tritandem_engine_idle_gap_seconds_sum{{SEL}}[{RATE}]))"},
+            {"{{engine}}": per_second("tritandem_engine_idle_gap_seconds_sum", "engine")},
         ),
         Panel(
             "Decode step",
             "s",
-            "Moving average of one decode step.",
-            {"{{engine}}": "max by (engine) (tritandem_decode_step_average_seconds{SEL})"},
+            "One step without prefill, and the moving average that the scheduler plans with.",
+            {
+                **quantiles("tritandem_decode_step_seconds", "engine"),
+                "average {{engine}}": "max by (engine) (tritandem_decode_step_average_seconds{SEL})",
+            },
         ),
     ),
     "CPU": (
         Panel(
             "Cores by component",
             "short",
-            "Busy cores of each model process, and how many the server may use.",
+            "Busy cores of each kind of process, and how many the server may use.",
             {
                 "{{component}}": per_second("tritandem_process_cpu_seconds_total", "component"),
-                "allowed": "max(tritandem_process_cores_allowed{SEL})",
+                "allowed {{component}}": "max by (component) (tritandem_process_cores_allowed{SEL})",
+                "server's": "max(tritandem_server_cores{SEL})",
             },
         ),
         Panel(
@@ -234,14 +305,23 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "GPU utilisation",
             "percentunit",
             "Share of time in which some kernel ran.",
-            {"{{gpu_uuid}}": "max by (gpu_uuid) (nv_gpu_utilization{SEL})"},
+            {"{{gpu_uuid}}": gpu("nv_gpu_utilization", "tritandem_gpu_utilization")},
+        ),
+        Panel(
+            "GPU activity",
+            "percentunit",
+            "Share of the multiprocessors that were busy and of the memory bandwidth in use (Hopper and newer).",
+            {
+                "multiprocessors {{gpu_uuid}}": "max by (gpu_uuid) (tritandem_gpu_sm_activity{SEL})",
+                "memory bandwidth {{gpu_uuid}}": "max by (gpu_uuid) (tritandem_gpu_dram_activity{SEL})",
+            },
         ),
         Panel(
             "GPU power",
             "watt",
             "Draw and limit.",
             {
-                "{{gpu_uuid}}": "max by (gpu_uuid) (nv_gpu_power_usage{SEL})",
+                "{{gpu_uuid}}": gpu("nv_gpu_power_usage", "tritandem_gpu_power_usage_watts"),
                 "limit {{gpu_uuid}}": "max by (gpu_uuid) (nv_gpu_power_limit{SEL})",
             },
         ),
@@ -250,7 +330,7 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "bytes",
             "In use and installed.",
             {
-                "{{gpu_uuid}}": "max by (gpu_uuid) (nv_gpu_memory_used_bytes{SEL})",
+                "{{gpu_uuid}}": gpu("nv_gpu_memory_used_bytes", "tritandem_gpu_memory_used_bytes"),
                 "installed {{gpu_uuid}}": "max by (gpu_uuid) (nv_gpu_memory_total_bytes{SEL})",
             },
         ),

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tritandem.telemetry.pressure import ProcessWatch, read_machine
+from tritandem.telemetry.pressure import ProcessWatch, cores_of, read_machine
 
 
 def test_the_work_of_this_process_is_counted() -> None:
@@ -105,3 +105,27 @@ def test_throttling_is_found_in_a_cgroup_of_version_1_too(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     (folder / "cpu.stat").write_text("nr_periods 4\nnr_throttled 2\nthrottled_time 2500000000\n")
     assert read_machine(proc=tmp_path / "proc", cgroup=tmp_path / "cg").throttled_s == 2.5
+
+
+def test_the_cores_of_a_server_are_those_of_its_process_and_its_children_together() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    pin = f"import os; os.sched_setaffinity(0, [{cores[0]}]); print(); input()"
+    child = subprocess.Popen([sys.executable, "-c", pin], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert cores_of(child.pid) == 1.0
+        assert cores_of(os.getpid()) == float(len(cores))
+    finally:
+        child.communicate(b"\n", timeout=60)
+    assert cores_of(child.pid) is None
+
+
+@pytest.mark.parametrize(("written", "cores"), [("50000 100000", 0.5), ("max 100000", None), ("6400000 100000", None)])
+def test_a_quota_below_the_cores_counts_instead(tmp_path: Path, written: str, cores: float | None) -> None:
+    cgroup_of_this_process(tmp_path, "0::/pod/7")
+    folder = tmp_path / "cg" / "pod" / "7"
+    folder.mkdir(parents=True)
+    (folder / "cpu.max").write_text(written + "\n")
+    allowed = float(len(os.sched_getaffinity(0)))
+    assert cores_of(os.getpid(), tmp_path / "proc", tmp_path / "cg") == (allowed if cores is None else cores)

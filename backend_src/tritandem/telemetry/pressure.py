@@ -75,6 +75,33 @@ class ProcessWatch:
         return len(allowed)
 
 
+def cores_of(server: int, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that process `server` and its children may use together, at most what the cgroup's quota allows.
+
+    A child that pins itself narrows nothing for the others. None where the process is gone.
+    """
+    allowed: set[int] = set()
+    for pid in (str(server), *_children(proc / str(server))):
+        allowed |= _reading(lambda pid=pid: os.sched_getaffinity(int(pid))) or set()  # type: ignore[misc]
+    quota = _reading(lambda: _quota_cores(_cgroup_folder(proc, cgroup)))
+    if not allowed:
+        return None
+    return float(len(allowed)) if quota is None else min(float(len(allowed)), quota)
+
+
+def _children(folder: Path) -> list[str]:
+    found: list[str] = []
+    for task in _reading(lambda: list((folder / "task").iterdir())) or ():
+        found += _reading(lambda task=task: (task / "children").read_text().split()) or ()  # type: ignore[misc]
+    return found
+
+
+def _quota_cores(folder: Path) -> float:
+    """Raises ValueError when there is none ("max")."""
+    quota_us, period_us = (folder / "cpu.max").read_text().split()
+    return int(quota_us) / int(period_us)
+
+
 @dataclass(frozen=True, slots=True)
 class MachineReading:
     """Totals since start; None where the kernel does not tell."""

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..config import TelemetryConfig
 from ..telemetry.connections import ConnectionWatch
-from ..telemetry.families import CLIENTS_STALLED, UNSENT_BYTES
+from ..telemetry.families import CLIENTS_STALLED, SERVER_CORES, UNSENT_BYTES
 from ..telemetry.gpu_report import GpuReport
+from ..telemetry.pressure import cores_of
 from ..telemetry.process_report import MachineReport, ProcessReport
 from ..telemetry.publisher import DiscardingSink, Publisher
 from ..telemetry.registry import Registry
@@ -70,10 +71,13 @@ def _server_reports(registry: Registry) -> list[Report]:
         return []
     connections = ConnectionWatch(server)
 
-    def report_connections() -> None:
+    def report_server() -> None:
+        cores = cores_of(server)
+        if cores is not None:
+            registry.set(SERVER_CORES, cores)
         found = connections.read()
         if found is not None:
             registry.set(CLIENTS_STALLED, found.stalled)
             registry.set(UNSENT_BYTES, found.unsent_bytes)
 
-    return [ProcessReport(registry, "server", "tritonserver", server), report_connections]
+    return [ProcessReport(registry, "server", "tritonserver", server), report_server]
