@@ -101,7 +101,7 @@ def answers(runner: Any, requests: Sequence[Any]) -> dict[int, Any]:
 def test_float32_greedy_tokens_equal_generate(cuda_device: torch.device, kind: str) -> None:
     texts = prompts(10, seed=3, high=60)
     runner = cuda_runner(kind)
-    captured = runner.graphs.captured()
+    captured = runner.captures.captured()
     got = tokens_of(answers(runner, [request(i, ids, max_tokens=20) for i, ids in enumerate(texts)]))
     assert captured > 0
     model = reference_model(kind)
@@ -255,16 +255,16 @@ def test_out_of_memory_costs_only_the_sequences_of_that_step(
     rig.add(request(1, prompts(1)[0], max_tokens=30))
     for _ in range(4):
         rig.step()
-    prefill = runner.forward.prefill
+    run = runner.mixed.run
 
     def exhausted(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runner.forward, "prefill", exhausted)
+    monkeypatch.setattr(runner.mixed, "run", exhausted)
     rig.add(request(2, prompts(1, seed=4)[0], max_tokens=5))
     for _ in range(6):
         rig.step()
-    monkeypatch.setattr(runner.forward, "prefill", prefill)
+    monkeypatch.setattr(runner.mixed, "run", run)
     rig.run([request(3, prompts(1, seed=5)[0], max_tokens=5)])
     assert rig.answers[2].finish == FinishCode.ERROR
     assert "memory" in rig.answers[2].error

@@ -155,3 +155,15 @@ def test_padding_belongs_to_the_pad_slot_and_keeps_the_order() -> None:
     assert padded[6].tolist() == [0, 2, 5, 5, 5]
     assert exact[7].tolist() == [6, 3]
     assert padded[7].tolist() == [6, 3, 0, 0]
+
+
+def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
+    pytest.importorskip("triton")
+    from tritandem.engine.mixed_pass_cuda import PassSize, cheapest
+
+    costs = {PassSize(0, 64): 5.0, PassSize(0, 128): 6.0, PassSize(8, 64): 9.0, PassSize(8, 128): 7.0}
+    choices = cheapest(costs, lambda rows: 4.0)
+    assert choices[PassSize(8, 64)] == PassSize(8, 128)
+    assert choices[PassSize(0, 64)] == PassSize(0, 64)
+    assert cheapest(costs, lambda rows: 0.5)[PassSize(8, 64)] == PassSize(0, 64)
+    assert cheapest(costs, lambda rows: 0.5)[PassSize(8, 128)] == PassSize(0, 128)

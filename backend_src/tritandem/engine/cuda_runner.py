@@ -118,8 +118,9 @@ class CudaRunner:
                     spec.interleaved_prefill_tokens,
                     loaded.model.dtype,
                 )
-                self.mixed.warm_up(on_progress)
                 self.graphs.warm_up(on_progress)
+                self.mixed.warm_up(self.graphs, on_progress)
+                record.zero_()  # replays that were measured have reported
                 if graph_cache.captured():
                     on_progress(
                         f"{graph_cache.captured()} graphs took {graph_cache.capture_s:.1f} s "
@@ -197,10 +198,9 @@ class CudaRunner:
         size = self.mixed.size(len(plan.decode_slots), plan.prefill) if plan.prefill else None
         if size is not None:
             self._mixed(plan, size, parts)
-            return
-        if plan.prefill:
+        elif plan.prefill:
             self._prefill(plan.prefill, plan.features, parts)
-        if plan.decode_slots:
+        if plan.decode_slots and not (size is not None and size.rows):
             bucket = self.graphs.bucket(len(plan.decode_slots))
             self.graphs.run(bucket, plan.features)
             parts.append(self._reported(plan.decode_slots, bucket))
@@ -213,9 +213,9 @@ class CudaRunner:
         return _Part(self._record, slots, stride)
 
     def _mixed(self, plan: StepPlan, size: PassSize, parts: list[_Part]) -> None:
-        """Chunks and decode rows in one replay; picking tokens is launched behind it, for the rows there are."""
+        """Chunks and, where `size` has rows, decode rows in one replay; picking tokens is launched behind it."""
         logits, last_slots = self.mixed.run(size, plan.prefill, self.staging, self.streams)
-        rows = len(plan.decode_slots)
+        rows = len(plan.decode_slots) if size.rows else 0
         decoded = []
         if rows:
             self._step.choose(logits[:rows], self._step.rows[:rows], plan.features, self._report, decode=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .step import SamplingFeatures
+from .streams import cuda_event
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,22 @@ class GraphCache:
         self.capture_s += time.monotonic() - started
         self.capture_bytes += max(0, free_before - torch.cuda.mem_get_info(self._stream.device)[0])
 
+    def device_ms(self, key: Hashable) -> float | None:
+        """Device time of one replay on whatever its inputs hold now, the better of two; None without a graph."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            return None
+        times = []
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):
+                begin, end = cuda_event(timing=True), cuda_event(timing=True)
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end))
+        return float(min(times))
+
     def close(self) -> None:
         self._graphs.clear()
         self._pool = None
@@ -93,6 +110,7 @@ class DecodeGraphs:
         """`enqueue(batch size, features, rehearsal)`."""
         self.buckets = batch_buckets(max_rows)
         self._cache, self._enqueue = cache, enqueue
+        self._idle_ms: dict[int, float] = {}  # device time of a step whose rows are all idle, by bucket
 
     def bucket(self, rows: int) -> int:
         """The smallest captured batch size that holds `rows`."""
@@ -104,7 +122,12 @@ class DecodeGraphs:
             return
         for index, size in enumerate(reversed(self.buckets)):
             self._cache.capture(*self._task(size, SamplingFeatures()))
+            self._idle_ms[size] = self._cache.device_ms((size, SamplingFeatures())) or 0.0
             on_progress(f"decode graphs: {index + 1} of {len(self.buckets)}")
+
+    def idle_ms(self, rows: int) -> float:
+        """What the matrix products of a step over `rows` rows take, measured by `warm_up`; attention is not in it."""
+        return self._idle_ms.get(self.bucket(rows), 0.0) if rows else 0.0
 
     def run(self, bucket: int, features: SamplingFeatures) -> None:
         """Enqueue one decode step over `bucket` rows."""

@@ -32,10 +32,11 @@ def choose_linear_tiles(
 ) -> LinearTiles | None:
     """Tiles for our kernels, or None where the vendor library's product is at least as fast.
 
-    Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds read the weights
-    faster than any matrix-unit kernel tried; a gated program reads twice the rows, so it takes half as many.
-    Up to 16 rows of a small matrix: the launch is what costs, so fusing norm, gate and residual pays.
-    Everything else: the library.
+    Pure; measured on an H200 as whole decode steps (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds
+    read the weights faster than any matrix-unit kernel tried; a gated program reads twice the rows, so it takes
+    half as many. Up to 64 rows of a small matrix, 16 of a larger one: launches are what costs, so fusing norm,
+    gate and residual pays, and kernels that overlap the one before them pay once more. Everything else, long
+    inner dimensions and heads over a whole vocabulary among it: the library.
     """
     if dtype == torch.float32:
         return None
@@ -45,8 +46,16 @@ def choose_linear_tiles(
         if inner <= 8192:
             return LinearTiles(1, 2 if gated else 4, 2048, 8, 1)
         return LinearTiles(1, 4 if gated else 8, 512, 4, 1)
-    if rows <= 16 and inner <= 2048 and columns <= 8192:
-        return LinearTiles(16, 16, 64, 2, 9) if inner <= 1024 else LinearTiles(16, 16, 128, 4, 5)
+    if inner <= 2048 and columns <= 8192:
+        if inner <= 1024:
+            return (
+                LinearTiles(16, 16, 64, 2, 9) if rows <= 32 else LinearTiles(32, 64, 64, 4, 5) if rows <= 64 else None
+            )
+        if rows <= 16:
+            return LinearTiles(16, 16, 128, 4, 5)
+        return LinearTiles(32, 16, 64, 4, 6) if rows <= 32 else LinearTiles(16, 16, 64, 2, 9) if rows <= 64 else None
+    if rows <= 16 and inner <= 8192 and columns <= 32768:
+        return LinearTiles(16, 64, 128, 4, 4)
     return None
 
 

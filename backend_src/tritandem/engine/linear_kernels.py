@@ -88,7 +88,7 @@ def one_row_kernel(
     tl.store(out + columns, result.to(out.dtype.element_ty), mask=column_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # one binary for every batch size
 def few_row_kernel(
     x,  # [M, K]
     weight,  # [N, K]; GATED: [2 * N, K], gate rows first

@@ -8,9 +8,8 @@ follows Sarathi-Serve (Agrawal et al. 2024). Core thread, current stream.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from .attention.interface import AttentionBatch
 from .decode_step_cuda import DecodeStep
 from .device_forward_cuda import DeviceForward
-from .graphs import GraphCache
+from .graphs import DecodeGraphs, GraphCache
 from .slots import SlotState
 from .staging import StagingPool, layout, views
 from .step import PrefillChunk
@@ -90,6 +89,24 @@ def prefill_arrays(chunks: Sequence[PrefillChunk], size: PassSize | None, pad_sl
     ]
 
 
+def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> dict[PassSize, PassSize]:
+    """For each size the one to run instead: more padding where a vendor's product of that height happens to be
+    slow (448 rows of an 8B model took 17 ms on an H200 and 512 took 14), or no decode rows where a pass for each
+    part is faster. `costs` and `decode_ms` (of a decode step over so many rows) in the same unit. Pure.
+    """
+    choices = {}
+    for size in costs:
+        fits = [other for other in costs if other.rows == size.rows and other.tokens >= size.tokens]
+        best = min(fits, key=costs.__getitem__)
+        apart = [other for other in costs if other.rows == 0 and other.tokens >= size.tokens]
+        if size.rows and apart:
+            alone = min(apart, key=costs.__getitem__)
+            if costs[alone] + decode_ms(size.rows) < costs[best]:
+                best = alone
+        choices[size] = best
+    return choices
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The device's views of `prefill_arrays`."""
@@ -134,35 +151,47 @@ class MixedPasses:
         self._state, self._block_tokens, self._forward = state, block_tokens, forward
         self._step, self._cache = step, cache
         self._rows, self._tokens = row_buckets(max_rows), token_buckets(max_tokens)
+        self._choices: dict[PassSize, PassSize] = {}  # the graph to take where this one is the smallest that fits
         largest = PassSize(max_rows, max_tokens)
         device = state.last_token.device
         self._inputs = torch.zeros(self._layout(largest)[1], dtype=torch.uint8, device=device)
         self._logits = torch.empty((max_rows + largest.chunks, state.vocab_size), dtype=dtype, device=device)
 
     def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
-        """The smallest pass that holds them; None: too much for one, or nothing is captured for this model."""
-        if not (self._cache.enabled and self._forward.fused):
+        """The pass that carries these chunks; `rows` of 0 in it: the decode rows are faster in a step of their own.
+
+        None: too much for one pass, or nothing is captured for this model.
+        """
+        if not self._choices:
             return None
         tokens = sum(len(chunk.ids) for chunk in chunks)
         row_bucket = self._rows[bisect_left(self._rows, rows)]
         for bucket in self._tokens[bisect_left(self._tokens, tokens) :]:
             size = PassSize(row_bucket, bucket)
-            if len(chunks) <= size.chunks:
-                return size
+            if len(chunks) <= size.chunks and size in self._choices:
+                return self._choices[size]
         return None
 
-    def warm_up(self, on_progress: Callable[[str], None]) -> None:
-        """Capture every size, the largest first so that the others reuse its memory."""
+    def warm_up(self, decode: DecodeGraphs, on_progress: Callable[[str], None]) -> None:
+        """Capture every size, the largest first so that the others reuse its memory, and measure which are worth it.
+
+        Counts reports of `decode`'s steps up: their numbering starts after this.
+        """
         if not (self._cache.enabled and self._forward.fused):
             return
-        sizes = [PassSize(*pair) for pair in itertools.product(reversed(self._rows), reversed(self._tokens))]
-        for index, size in enumerate(sizes):
-            nothing = [torch.from_numpy(a) for a in prefill_arrays((), size, self._state.pad_slot)]
-            for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
-                view.copy_(value)
-            self._cache.capture(size, partial(self._enqueue, size))
-            if (index + 1) % len(self._tokens) == 0:
-                on_progress(f"prefill graphs: {index + 1} of {len(sizes)}")
+        costs: dict[PassSize, float] = {}
+        for done, rows in enumerate(reversed(self._rows), start=1):
+            for tokens in reversed(self._tokens):
+                size = PassSize(rows, tokens)
+                nothing = prefill_arrays((), size, self._state.pad_slot)
+                for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
+                    view.copy_(torch.from_numpy(value))
+                self._cache.capture(size, partial(self._enqueue, size))
+                cost = self._cache.device_ms(size)
+                if cost is not None:
+                    costs[size] = cost
+            on_progress(f"prefill graphs: {done * len(self._tokens)} of {len(self._rows) * len(self._tokens)}")
+        self._choices = cheapest(costs, decode.idle_ms)
 
     def run(
         self, size: PassSize, chunks: Sequence[PrefillChunk], staging: StagingPool, streams: Streams
