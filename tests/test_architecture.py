@@ -77,6 +77,7 @@ def test_imports_go_down_and_never_sideways(path: Path) -> None:
         ("transformers", {"engine", "tokenizer", "models"}),
         ("tritonclient", {"cli"}),
         ("locust", set()),
+        ("opentelemetry", {"telemetry"}),
     ],
 )
 def test_each_heavy_library_has_its_rooms(library: str, rooms: set[str]) -> None:

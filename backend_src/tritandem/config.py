@@ -101,6 +101,7 @@ class TelemetryConfig:
     metrics: bool = True  # custom metrics on Triton's /metrics
     metrics_period_s: float = 2.0
     request_log: bool = True  # one JSON line per finished request in Triton's log
+    traces_url: str = ""  # OpenTelemetry spans go here over OTLP/HTTP: http://collector:4318/v1/traces; "": none
 
 
 @dataclass(frozen=True, slots=True)

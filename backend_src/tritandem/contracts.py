@@ -255,6 +255,7 @@ class GenerationRequest:
     deadline_ns: int | None = None
     received_ns: int = 0
     tokenized_ns: int = 0
+    trace_parent: str = ""  # W3C traceparent of the span above; "": none
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,16 @@ class PreferredMemory:
             raise ValueError(f"unexpected memory {kind}")
 
 
+class InferenceTrace:
+    """What Triton says about tracing a request: a JSON object as text, None when it does not trace it."""
+
+    def __init__(self, context: str | None) -> None:
+        self._context = context
+
+    def get_context(self) -> str | None:
+        return self._context
+
+
 class InferenceRequest:
     """Both kinds: one that a plug receives, and one that it makes to call another model.
 
@@ -145,7 +155,9 @@ class InferenceRequest:
         parameters: dict[str, Any] | None = None,
         preferred_memory: PreferredMemory | None = None,
         sender: ResponseSender | None = None,
+        trace: InferenceTrace | None = None,
     ) -> None:
+        self._trace = trace or InferenceTrace(None)
         self._model_name, self._inputs, self._request_id = model_name, list(inputs), request_id
         self._requested, self._parameters, self._sender = list(requested_output_names), parameters or {}, sender
         self._memory = preferred_memory
@@ -158,6 +170,9 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         return json.dumps(self._parameters)
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
 
     def requested_output_names(self) -> list[str]:
         return self._requested

@@ -58,6 +58,7 @@ class FinishedRequest:
     num_responses: int
     engine: str  # "" when it never reached one
     error: str  # public message, "" when there is none
+    trace_parent: str = ""  # W3C traceparent of the span above, "" when there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,7 @@ class SchedulerService:
             num_responses=ticket.responses,
             engine=ticket.engine_name,
             error="" if ending.error is None else ending.error.public_message(),
+            trace_parent=request.trace_parent,
         )
 
 

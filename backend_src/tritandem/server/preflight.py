@@ -16,6 +16,7 @@ from ..config import Config, load_config, with_placement
 from ..contracts import ConfigError
 from ..host import Refusal
 from ..placement import plan_here
+from ..telemetry.tracing import refuse_missing_packages
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
 from .ports import why_not_bindable
@@ -109,6 +110,10 @@ def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:
             )
 
 
+def check_tracing(options: ServeOptions) -> None:
+    refuse_missing_packages(_config(options).telemetry.traces_url)
+
+
 def check_placement(options: ServeOptions) -> None:
     plan_here(_config(options))
 
@@ -150,6 +155,7 @@ CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("Triton binary and Python", check_triton),
     ("numpy", check_numpy),
     ("configuration file", check_engine_config),
+    ("tracing", check_tracing),
     ("placement", check_placement),
     ("model repository", check_repository),
     ("model folder", check_model),

@@ -36,7 +36,8 @@ class DiscardingSink:
 class Publisher:
     """Publishes `registry` every `period_s` seconds until `close`, which publishes once more.
 
-    `reports` run first in each period, on this thread: what is read rather than observed belongs there.
+    `reports` run first in each period, on this thread: what is read rather than observed belongs there. `closing` runs
+    once, when nothing more is reported.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Publisher:
         sink: MetricSink,
         period_s: float = 2.0,
         reports: Sequence[Callable[[], None]] = (),
+        closing: Sequence[Callable[[], None]] = (),
     ) -> None:
         self._registry, self._sink = registry, sink
-        self._period_s, self._reports = period_s, tuple(reports)
+        self._period_s, self._reports, self._closing = period_s, tuple(reports), tuple(closing)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-publisher", daemon=True)
 
@@ -61,6 +63,8 @@ class Publisher:
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._sink.close()
+            for close in self._closing:
+                close()
 
     def publish_once(self) -> None:
         """One period's work, on the calling thread."""

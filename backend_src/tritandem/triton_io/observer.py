@@ -8,6 +8,7 @@ scheduler's threads and only update the registry; `report` and `write_log` run o
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,16 +17,20 @@ from ..scheduler.ports import FinishedRequest, SchedulerSnapshot
 from ..telemetry import families as f
 from ..telemetry.duration_counts import LockedDurationCounts
 from ..telemetry.registry import Registry
+from .request_spans import RequestSpans
 
 MAX_UNWRITTEN_LINES = 10_000
 
 
 class RequestObserver:
-    """`write_line` takes one JSON document per finished request; None writes no log."""
+    """`write_line` takes one JSON document per finished request; None writes no log. `spans`, if any, hears of each."""
 
-    def __init__(self, registry: Registry, write_line: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, registry: Registry, write_line: Callable[[str], None] | None, spans: RequestSpans | None = None
+    ) -> None:
         self._registry = registry
         self._write_line = write_line
+        self._spans = spans
         self._unwritten: deque[FinishedRequest] = deque(maxlen=MAX_UNWRITTEN_LINES)
         self.detokenize = LockedDurationCounts(f.DETOKENIZE)
         self.send = LockedDurationCounts(f.SEND)
@@ -52,6 +57,8 @@ class RequestObserver:
             registry.observe(f.RESPONSE_TOKENS, record.num_output_tokens / record.num_responses)
         if self._write_line is not None:
             self._unwritten.append(record)
+        if self._spans is not None:
+            self._spans.note(record)
 
     def gauges(self, snapshot: SchedulerSnapshot) -> None:
         registry = self._registry
@@ -80,7 +87,7 @@ class RequestObserver:
     def write_log(self) -> None:
         """Write the lines of the requests that finished since the last call."""
         while self._write_line is not None and self._unwritten:
-            self._write_line(log_line(self._unwritten.popleft()))
+            self._write_line(log_line(self._unwritten.popleft(), time.time_ns() - time.monotonic_ns()))
 
 
 def durations(stamps: Stamps, num_output_tokens: int) -> dict[f.Family, float]:
@@ -99,8 +106,9 @@ def durations(stamps: Stamps, num_output_tokens: int) -> dict[f.Family, float]:
     return seconds
 
 
-def log_line(record: FinishedRequest) -> str:
-    """One JSON document: identity, outcome, counts and every stamp in ms after arrival (null: not reached)."""
+def log_line(record: FinishedRequest, clock_offset_ns: int) -> str:
+    """One JSON document: identity, outcome, counts, the arrival in Unix seconds (`clock_offset_ns` after the monotonic
+    stamps) and every later stamp in ms after it (null: not reached)."""
     stamps = record.stamps
     after_ms = {
         name.removesuffix("_ns") + "_ms": round((value - stamps.received_ns) / 1e6, 3) if value else None
@@ -111,6 +119,7 @@ def log_line(record: FinishedRequest) -> str:
     line = {
         "event": "request",
         "id": record.request_id,
+        "received_unix_s": round((stamps.received_ns + clock_offset_ns) / 1e9, 6),
         "outcome": record.outcome.value,
         "priority": record.priority.name.lower(),
         "tenant": record.tenant,
@@ -121,6 +130,8 @@ def log_line(record: FinishedRequest) -> str:
         "responses": record.num_responses,
         **after_ms,
     }
+    if record.trace_parent:
+        line["trace_id"] = record.trace_parent.split("-")[1]
     if record.error:
         line["error"] = record.error
     return json.dumps(line, ensure_ascii=False)

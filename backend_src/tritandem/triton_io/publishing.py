@@ -22,6 +22,7 @@ from ..telemetry.step_meter import StepMeter
 from ..telemetry.step_report import StepReport
 from .metric_sink import TritonMetricSink
 from .observer import RequestObserver
+from .request_spans import RequestSpans
 from .tokenizer_report import TokenizerReport
 
 Report = Callable[[], None]
@@ -44,7 +45,9 @@ def engine_publisher(config: TelemetryConfig, meter: StepMeter) -> Publisher:
     return _publisher(config, registry, reports)
 
 
-def scheduler_publisher(config: TelemetryConfig, observer: RequestObserver, registry: Registry) -> Publisher:
+def scheduler_publisher(
+    config: TelemetryConfig, observer: RequestObserver, registry: Registry, spans: RequestSpans | None
+) -> Publisher:
     """Besides its own series those of the machine, of tritonserver's process and of the clients' connections."""
     machine: list[Report] = [
         observer.report,
@@ -52,16 +55,21 @@ def scheduler_publisher(config: TelemetryConfig, observer: RequestObserver, regi
         MachineReport(registry),
         *_server_reports(registry),
     ]
-    # The log is written whether or not anybody asks for metrics.
-    return _publisher(config, registry, machine, always=[observer.write_log])
+    # Log and spans are written whether or not anybody asks for metrics.
+    always = [observer.write_log, *([spans.export] if spans else [])]
+    return _publisher(config, registry, machine, always, [spans.close] if spans else [])
 
 
 def _publisher(
-    config: TelemetryConfig, registry: Registry, reports: Sequence[Report], always: Sequence[Report] = ()
+    config: TelemetryConfig,
+    registry: Registry,
+    reports: Sequence[Report],
+    always: Sequence[Report] = (),
+    closing: Sequence[Report] = (),
 ) -> Publisher:
     if not config.metrics:
-        return Publisher(registry, DiscardingSink(), config.metrics_period_s, always)
-    return Publisher(registry, TritonMetricSink(), config.metrics_period_s, [*always, *reports])
+        return Publisher(registry, DiscardingSink(), config.metrics_period_s, always, closing)
+    return Publisher(registry, TritonMetricSink(), config.metrics_period_s, [*always, *reports], closing)
 
 
 def _server_reports(registry: Registry) -> list[Report]:

@@ -62,9 +62,12 @@ class Draft:
     tenant: str
     deadline_ms: int | None
     received_ns: int
+    trace_parent: str = ""
 
 
-def decode(request_id: str, inputs: Inputs, parameters: Mapping[str, Any], received_ns: int) -> Draft:
+def decode(
+    request_id: str, inputs: Inputs, parameters: Mapping[str, Any], received_ns: int, trace_parent: str = ""
+) -> Draft:
     """Read one request. `parameters` come from `prompt_source.read_parameters`. Raises InvalidRequest."""
     prompt = read_prompt(inputs, parameters)
     sampling_parameters = {name: value for name, value in parameters.items() if is_sampling_name(name)}
@@ -77,6 +80,7 @@ def decode(request_id: str, inputs: Inputs, parameters: Mapping[str, Any], recei
         tenant=_read_tenant(parameters.get("tenant", "")),
         deadline_ms=_read_deadline(inputs.number("deadline_ms"), parameters.get("deadline_ms")),
         received_ns=received_ns,
+        trace_parent=trace_parent,
     )
 
 
@@ -118,6 +122,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         deadline_ns=draft.received_ns + int(deadline_s * 1e9) if deadline_s else None,
         received_ns=draft.received_ns,
         tokenized_ns=tokenized_ns,
+        trace_parent=draft.trace_parent,
     )
 
 

@@ -6,6 +6,7 @@ for text, engine or client. Every request gets exactly one last response: from i
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import threading
 import time
@@ -33,10 +34,11 @@ from .bls_tokenizer import BlsTokenizer, error_of
 from .finished_calls import FinishedCalls
 from .prompt_source import read_parameters
 from .replies import error_response, public_error
-from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode
+from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode, read_request_id
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, REFUSAL, TOKENIZED_NS
 from .sinks import FINAL, TritonSink
 from .tensor_values import Inputs
+from .trace_context import read_trace_parent
 
 
 class Service(Protocol):
@@ -102,7 +104,7 @@ class SchedulerPlug:
             except Exception as error:  # answered, not raised: the other requests of the batch go on
                 public = public_error(error)
                 sender.send(error_response(public), flags=FINAL)
-                self._refused(refusal_record(request.request_id(), received_ns, public))
+                self._refused(refusal_record(_id_of(request), received_ns, public))
 
     def close(self) -> None:
         """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
@@ -134,7 +136,8 @@ class SchedulerPlug:
         ids = _take_ids(arrays, parameters) if stamps is not None else None
         if stamps is not None:
             received_ns = int(stamps.reshape(-1)[0])
-        draft = decode(request.request_id(), Inputs(arrays), parameters, received_ns)
+        trace_parent = read_trace_parent(request, parameters)
+        draft = decode(request.request_id(), Inputs(arrays), parameters, received_ns, trace_parent)
         wanted = request.requested_output_names()
         if DRAIN_KEY in parameters:
             self._drain(parameters, sender, wanted)
@@ -162,7 +165,9 @@ class SchedulerPlug:
             public = public_error(error)
             sink.fail(public)
             priority = limits.default_priority if draft.priority is None else draft.priority
-            self._refused(refusal_record(draft.request_id, draft.received_ns, public, priority, draft.tenant))
+            self._refused(
+                refusal_record(draft.request_id, draft.received_ns, public, priority, draft.tenant, draft.trace_parent)
+            )
 
         def then(ids: Int32Array, tokenized_ns: int) -> None:
             try:
@@ -204,6 +209,7 @@ def refusal_record(
     error: TritandemError,
     priority: PriorityClass = PriorityClass.NORMAL,
     tenant: str = "",
+    trace_parent: str = "",
 ) -> FinishedRequest:
     """For metrics and log: a request that ended before the service knew it."""
     return FinishedRequest(
@@ -218,7 +224,16 @@ def refusal_record(
         num_responses=1,
         engine="",
         error=error.public_message(),
+        trace_parent=trace_parent,
     )
+
+
+def _id_of(request: Any) -> str:
+    """Of a request that is refused, perhaps because of its id or its parameters."""
+    request_id: str = request.request_id()
+    with contextlib.suppress(TritandemError):
+        return read_request_id(request_id, read_parameters(request.parameters()))
+    return request_id
 
 
 def _take_ids(arrays: dict[str, Any], parameters: Mapping[str, Any]) -> Int32Array:

@@ -86,12 +86,14 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
 
     from ..scheduler.service import SchedulerService
     from ..telemetry.registry import Registry
+    from ..telemetry.tracing import SpanExporter
     from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
     from .finished_calls import FinishedCalls
     from .observer import RequestObserver
     from .publishing import scheduler_publisher
+    from .request_spans import RequestSpans
     from .scheduler_plug import SchedulerPlug
     from .timed_text import TimedTextStreams
 
@@ -103,8 +105,9 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     streams = tokenizer.streams()
     registry = Registry()
     telemetry = config.telemetry
-    observer = RequestObserver(registry, pb_utils.Logger.log_info if telemetry.request_log else None)
-    publisher = scheduler_publisher(telemetry, observer, registry)
+    spans = RequestSpans(SpanExporter(telemetry.traces_url)) if telemetry.traces_url else None
+    observer = RequestObserver(registry, pb_utils.Logger.log_info if telemetry.request_log else None, spans)
+    publisher = scheduler_publisher(telemetry, observer, registry, spans)
     publisher.start()
     text = TimedTextStreams(streams, observer.detokenize) if telemetry.metrics else streams
     return SchedulerPlug(
