@@ -5,6 +5,7 @@ Knows nothing about the load. A sampler thread reads /proc and nvidia-smi once a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -73,6 +74,14 @@ class PinnedServer:
                 pass
             time.sleep(0.5)
         raise ServerFailed(f"not ready after {self._patience_s:g} s; log: {self._log}")
+
+    def move_to(self, cores: Sequence[int]) -> None:
+        """Pin every thread of the running server to `cores`; threads that it starts later inherit them."""
+        for _ in range(2):  # a thread that was being born in the first round is there in the second
+            for process in self.tree():
+                for task in Path(f"/proc/{process.pid}/task").glob("*"):
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.sched_setaffinity(int(task.name), cores)
 
     def tree(self) -> list[psutil.Process]:
         """The server and its children, as far as they still run."""

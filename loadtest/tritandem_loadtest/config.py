@@ -51,6 +51,7 @@ class RunConfig:
     workload: str = "bundled"
     prompt_words: str = "300"
     output_tokens: str = "64"
+    prompt_pool: int = 0  # words: so many prompts, each sent again and again; 0: none twice
     shared_prefix_words: int = 500
     shared_prefixes: int = 4
     chat_turns: int = 4
@@ -86,6 +87,8 @@ class RunConfig:
             raise LoadTestError(f"trace: {self.trace!r} is not a file")
         if self.workload == "jsonl" and not Path(self.prompts).is_file():
             raise LoadTestError(f"prompts: {self.prompts!r} is not a file")
+        if self.prompt_pool and self.workload != "words":
+            raise LoadTestError(f"prompt_pool: given {self.prompt_pool!r}, allowed with workload 'words' only")
         if self.warmup_s >= self.duration_s:
             raise LoadTestError(f"warmup_s: given {self.warmup_s!r}, allowed: less than duration_s")
 
@@ -134,7 +137,18 @@ _LOWEST: dict[str, float] = {
     "timeout_s": 0.1,
     "chat_turns": 1,
     "shared_prefixes": 1,
+    "prompt_pool": 0,
 }
+
+
+def parse_prompts(text: str) -> int:
+    """`"distinct"` -> 0, `"pool:16"` -> 16: how many prompts a benchmark repeats. Raises LoadTestError."""
+    kind, _, size = text.partition(":")
+    if text == "distinct":
+        return 0
+    if kind == "pool" and size.isdecimal() and int(size) > 0:
+        return int(size)
+    raise LoadTestError(f"prompts: given {text!r}, allowed: distinct or pool:N with N at least 1")
 
 
 def parse_slo(text: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ from .arrivals import Arrival
 from .config import LoadTestError, RunConfig
 from .transport.interface import Call
 
-PROMPTS_DIR = Path(__file__).resolve().parents[1] / "prompts"
+PROMPTS_DIR = Path(__file__).resolve().parent / "prompts"  # data of this package
 TOKENS_PER_WORD = 1.3  # English under common byte-pair vocabularies; turns a trace's token counts into words
 
 
@@ -62,17 +62,19 @@ class Workload:
     def call(self, arrival: Arrival) -> Call:
         rng = random.Random(f"workload {self._config.seed} {arrival.index}")
         max_tokens = arrival.output_tokens or draw_length(self._output_tokens, rng)
-        words = draw_length(self._prompt_words, rng)
+        text_rng = rng
+        if self._config.prompt_pool:
+            text_rng = random.Random(f"pool {self._config.seed} {rng.randrange(self._config.prompt_pool)}")
+        words = draw_length(self._prompt_words, text_rng)
         if arrival.prompt_tokens:
             words = max(1, round(arrival.prompt_tokens / TOKENS_PER_WORD))
         messages: tuple[tuple[str, str], ...] = ()
         kind = self._config.workload
         if arrival.prompt_tokens or kind == "words":
-            prompt = self._unique_text(words, rng)
+            prompt = self._text(words, text_rng)
         elif kind == "shared-prefix":
-            prompt = (
-                f"{self._shared_prefix(rng.randrange(self._config.shared_prefixes))}\n\n{self._unique_text(words, rng)}"
-            )
+            prefix = self._shared_prefix(rng.randrange(self._config.shared_prefixes))
+            prompt = f"{prefix}\n\n{self._text(words, text_rng)}"
         else:
             entry = self._entries[rng.randrange(len(self._entries))]
             if kind == "chat":
@@ -86,8 +88,8 @@ class Workload:
             f"lt-{self._config.seed}-{arrival.index}", prompt, max_tokens, dict(self._config.sampling), messages
         )
 
-    def _unique_text(self, words: int, rng: random.Random) -> str:
-        """Random sentences; the first differs from request to request, so that no prefix is shared.
+    def _text(self, words: int, rng: random.Random) -> str:
+        """Random sentences; the first differs from `rng` to `rng`, so that no prefix is shared.
 
         Whole sentences come from a pool: word by word, a prompt of 100,000 words would hold up other sends.
         """
@@ -98,7 +100,7 @@ class Workload:
 
     def _shared_prefix(self, number: int) -> str:
         rng = random.Random(f"prefix {self._config.seed} {number}")
-        return self._unique_text(self._config.shared_prefix_words, rng)
+        return self._text(self._config.shared_prefix_words, rng)
 
     def _conversation(self, index: int) -> tuple[tuple[str, str], ...]:
         """Turn `t` of a conversation repeats turns 0..t-1 before it. Answers are the scripted ones, not the

@@ -30,6 +30,7 @@ _PLAIN = {
     "workload": "what is sent",
     "prompt_words": "N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA",
     "output_tokens": "same syntax",
+    "prompt_pool": "words: so many prompts, sent again and again; 0: none twice",
     "shared_prefix_words": "length of shared system prompts",
     "shared_prefixes": "how many of them",
     "chat_turns": "turns of a conversation",
