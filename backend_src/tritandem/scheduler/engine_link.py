@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
 STALE_STEPS = 64  # an engine's answer may be a little older than its newest stream message
+OUT_PATIENCE_S = 0.25  # at close, for the threads of an engine that does not answer
 REOPEN_PAUSE_S = 0.02  # after a stream that ended without a message while sequences live
 
 
@@ -121,9 +122,11 @@ class EngineLink:
         return len(self._router.routes)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop both threads; False when one is still inside a call."""
+        """Stop both threads; False when one is still inside a call, where one to a dead engine stays."""
         with self._wake:
             self._closed = True
+            if self._out():
+                timeout_s = min(timeout_s, OUT_PATIENCE_S)
             self._wake.notify_all()
         threads = (self._caller, self._reader)
         for thread in threads:

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from .guardian import DRAINED
+
 # I1129 13:24:01.123456 1234 model_lifecycle.cc:849] "successfully loaded 'engine'"
 _LINE = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ ([\w.]+):\d+\] (.*)$")
 _LOADED = re.compile(r"successfully loaded '([^']+)'")
@@ -15,8 +17,9 @@ _FAILED = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _EMPTY = {"", '"'}
 # Triton's errors about a GPU that the machine does not have; a driver that fails speaks through the engine.
 _WITHOUT_GPU = re.compile(r"CudaDriverHelper has not been initialized|CUDA driver version is insufficient")
-# What Triton says once the last running request of a drain has ended.
-REQUESTS_ENDED = "All models are stopped, unloading models"
+# What is said once the last running request of a drain has ended: by Triton, which waits for HTTP connections first,
+# and by the guardian, which asks the scheduler.
+REQUESTS_ENDED = ("All models are stopped, unloading models", DRAINED)
 
 
 class LogReader:

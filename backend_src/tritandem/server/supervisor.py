@@ -22,6 +22,8 @@ STUB_GRACE_S = 1.0
 UNREADY_GRACE_S = 20.0
 # For what is left to finish of a server that does not answer any more.
 SICK_STOP_S = 5.0
+# For the last lines of its log, once the last request has ended: nothing of it needs a clean end.
+SICK_UNLOAD_S = 3.0
 # The model whose process sends every answer.
 ANSWERING_MODEL = "scheduler"
 
@@ -93,7 +95,7 @@ class Supervisor:
                 return self._stop(server), 0.0, ""
             self._say(trouble.what)
             ready_s = time.monotonic() - ready_at
-            server.stop(trouble.patience_s, interrupted=self._signals.pending)
+            server.stop(trouble.patience_s, interrupted=self._signals.pending, unload_s=SICK_UNLOAD_S)
             return None, ready_s, ""
         except ServerDied as error:
             return None, 0.0, str(error)
