@@ -1,0 +1,227 @@
+"""Soak: twice the load that the server sustains, for a long time, with everything that goes wrong in a long time.
+
+Starts `tritandem serve`, measures how many requests a second it answers, then offers twice as many: clients that
+read, read slowly, leave, are cancelled, are stopped by id, ask for nonsense or are killed, over gRPC and HTTP, to the
+ensemble and to the scheduler. In the first half model processes are killed, a bounded number of times; the second half
+shows whether memory grows. At the end every request must be accounted for, once, with the same outcome at its client,
+in the server's log and in its metrics. Prints progress and, as the last line, one JSON document; exits 1 when
+something was lost, told twice or differently, hung, or grew.
+
+    python loadtest/soak/run.py --seconds 900
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from soak.clients import Clients
+from soak.faults import Faults
+from soak.ledger import Audit, Ledger, audit
+from soak.load import Load
+from soak.memory import Growth, Memory, growth
+from soak.served import READY, Served, gauge, outcome_counts, request_lines
+from soak.tiny_model import write_tiny_model
+
+OVERLOAD = 2.0
+USERS = 24  # of the closed loop: more than the sequences of the engine on a CPU
+SAMPLE_EVERY_S = 1.0
+EDGE_SAMPLES = 10  # at the beginning and at the end of the flat part, whose medians are compared
+QUIET_S = 30.0  # for the server to end what clients have left
+METRICS_AGE_S = 5.0  # of the published metrics at most
+SCHEDULER_SETTINGS = "[scheduler]\nmax_queued_requests = {queue}\n"
+TINY_SETTINGS = "[engine]\nrandom_weights = true\n"
+
+
+class Soak:
+    """One run. The clients are replaced whenever the server was."""
+
+    def __init__(self, args: argparse.Namespace, served: Served) -> None:
+        self._args, self._served = args, served
+        self._rng = random.Random(args.seed)
+        self._ledger = Ledger()
+        self._clients = self._new_clients()
+        self._retired: list[Clients] = []
+        urls = {"grpc": served.grpc_url, "http": served.http_url}
+        self._load = Load(self._ledger, lambda: self._clients, urls, self._rng)
+        self._faults = Faults(served, self._server_is_back)
+        self._memory: list[tuple[float, Memory]] = []
+        self._flat_from_s = 0.0
+        self._begun_s = time.monotonic()
+
+    async def run(self) -> dict[str, Any]:
+        """Everything but the end of the server. Raises RuntimeError when the server does not come back."""
+        args = self._args
+        sustainable = await self._load.sustainable_rate(USERS, args.measure_seconds)
+        rate = OVERLOAD * sustainable
+        self._say(f"sustains {sustainable:.1f} requests/s; offering {rate:.1f}/s for {args.seconds:.0f} s")
+        begin_s = time.monotonic()
+        end_s = begin_s + args.seconds
+        half_s = begin_s + args.seconds / 2
+        watching = asyncio.create_task(self._watch())
+        jobs = [self._load.offer(rate, end_s), self._load.kill_clients(args.kill_client_every, end_s)]
+        if args.kill_models:
+            jobs.append(self._faults.run(args.kill_models, begin_s, half_s))
+        try:
+            await asyncio.gather(*jobs)
+            await self._load.finish(QUIET_S + 90.0)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+        left = await self._quiet()
+        page = self._served.metrics()
+        for clients in (*self._retired, self._clients):
+            await clients.close()
+        return {"sustainable_rps": round(sustainable, 1), "offered_rps": round(rate, 1), "left": left, "page": page}
+
+    def growth(self) -> Growth | None:
+        """From the beginning to the end of the flat part, which begins a while after the newest start, when pools have
+        their size. None: it was too short."""
+        starts = [when for when, line in self._served.said if READY in line]
+        flat = [memory for when, memory in self._memory if when >= starts[-1] + self._args.settle_seconds]
+        return growth(flat, EDGE_SAMPLES) if len(flat) > EDGE_SAMPLES else None
+
+    def audit(self, lines: Iterable[Mapping[str, Any]]) -> Audit:
+        return audit(self._ledger.entries.values(), lines, self._faults.outages)
+
+    def killed(self) -> dict[str, int]:
+        return {"client processes": self._load.victims_killed, **Counter(self._faults.killed)}
+
+    async def _server_is_back(self) -> None:
+        self._retired.append(self._clients)  # some of its requests may not have heard the end yet
+        self._clients = self._new_clients()
+        self._say("the server is back")
+
+    def _new_clients(self) -> Clients:
+        return Clients(self._ledger, self._served.grpc_url, self._served.http_url, self._rng)
+
+    async def _quiet(self) -> float:
+        """Requests that the server still holds when every client has gone; waits for 0, which takes a moment."""
+        end_s = time.monotonic() + QUIET_S
+        while True:
+            await asyncio.sleep(METRICS_AGE_S)
+            page = await asyncio.to_thread(self._served.metrics)
+            left = gauge(page, "tritandem_requests_running") + gauge(page, "tritandem_requests_waiting")
+            if left == 0 or time.monotonic() > end_s:
+                return left
+
+    async def _watch(self) -> None:
+        """Sample the memory; say how it goes."""
+        told_s = time.monotonic()
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            memory = self._served.memory()
+            now_s = time.monotonic()
+            if memory is not None:
+                self._memory.append((now_s, memory))
+            if now_s - told_s >= self._args.tell_every and memory is not None:
+                told_s = now_s
+                counts = ", ".join(f"{word} {count}" for word, count in sorted(self._ledger.counts().items()))
+                self._say(
+                    f"sent {len(self._ledger.entries)}, open {self._load.open_requests()}; {counts}; "
+                    f"private {memory.total_private:.0f} MB, shared {memory.shared:.1f} MB"
+                )
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._begun_s:7.1f} s] {text}", flush=True)
+
+
+def main(argv: list[str]) -> int:
+    args = _parse(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "soak.toml"
+        words = ["--engine-config", str(settings), "--drain-timeout-s", "30"]
+        text = SCHEDULER_SETTINGS.format(queue=args.queue)
+        if args.tiny:
+            model = write_tiny_model(Path(args.model), Path(folder) / "tiny") if args.model else None
+            words += ["--model", str(model)]
+            text += TINY_SETTINGS
+        elif args.model:
+            words += ["--model", args.model]
+        settings.write_text(text)
+        log = args.log or Path(folder) / "triton.log"
+        with Served(words, log, args.port, args.port + 1, args.port + 2) as served:
+            soak = Soak(args, served)
+            facts = asyncio.run(soak.run())
+            exit_code = served.stop()
+        return report(args, served, soak, facts, exit_code)
+
+
+def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str, Any], exit_code: int) -> int:
+    """Judge and print; the exit code of the program."""
+    runs = request_lines(served.log)
+    found = soak.audit(itertools.chain.from_iterable(runs))
+    in_metrics = outcome_counts(facts.pop("page"))
+    in_log = Counter(str(line["outcome"]) for line in runs[-1])
+    faults = [*found.examples]
+    if in_metrics != in_log:
+        faults.append(f"the metrics of the last run say {dict(in_metrics)}, its log {dict(in_log)}")
+    if facts["left"] != 0:
+        faults.append(f"the server holds {facts['left']} requests though every client has gone")
+    growth = soak.growth()
+    if growth is None:
+        faults.append("the server was not up long enough to see whether its memory grows")
+    elif growth.private_mb > args.max_rss_growth_mb or growth.shared_mb > args.max_shm_growth_mb:
+        faults.append(f"memory grew: {growth}")
+    if leftover := served.leftover_shm():
+        faults.append(f"left in /dev/shm: {leftover}")
+    if exit_code != 0:
+        faults.append(f"tritandem serve ended with exit code {exit_code}")
+    for fault in faults:
+        print(fault)
+    document = {
+        "sent": found.sent,
+        "outcomes": found.outcomes,
+        "hung": found.hung,
+        "duplicated": found.duplicated,
+        "disagreeing": found.disagreeing,
+        "lost": found.lost,
+        "rss_growth_mb": growth and growth.private_mb,
+        "shm_growth_mb": growth and growth.shared_mb,
+        "rss_growth_mb_by_process": growth and growth.by_process,
+        "killed": soak.killed(),
+        "seconds": args.seconds,
+        **facts,
+        "ok": found.clean and not faults,
+    }
+    print(json.dumps(document))
+    return 0 if document["ok"] else 1
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
+    add("--measure-seconds", type=float, default=15.0, help="to find the sustainable rate (default: %(default)s)")
+    add("--model", default="smollm2", help="as for `tritandem serve` (default: %(default)s)")
+    add("--tiny", action="store_true", help="random weights of two small layers, with the tokenizer of --model DIR")
+    add("--port", type=int, default=18090, help="first of three free ports (default: %(default)s)")
+    add("--queue", type=int, default=64, help="requests that may wait (default: %(default)s)")
+    add("--kill-models", type=lambda t: [m for m in t.split(",") if m], default=["engine", "tokenizer"],
+        help="killed one after the other in the first half (default: engine,tokenizer)")  # fmt: skip
+    add("--kill-client-every", type=float, default=15.0, help="seconds (default: %(default)s)")
+    add("--settle-seconds", type=float, default=60.0, help="after the last start, until memory must be flat")
+    add("--max-rss-growth-mb", type=float, default=64.0)
+    add("--max-shm-growth-mb", type=float, default=16.0)
+    add("--tell-every", type=float, default=10.0, help="seconds between two lines of progress")
+    add("--log", type=Path, metavar="FILE", help="keep Triton's log there")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
