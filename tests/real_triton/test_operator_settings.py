@@ -1,0 +1,118 @@
+"""What an operator sets reaches every process of a real server: where threads run, and where spans go."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from conftest import start_server
+from fakes.otlp_collector import OtlpCollector, Received
+from tritandem.config import Config, load_config
+from tritandem.placement import Plan, plan_here, process_affinities
+from tritandem.server import TritonServer
+from tritandem.server.health import stub_models
+
+pytestmark = pytest.mark.triton
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE_PARENT = f"00-{TRACE}-{SPAN}-01"
+# Triton traces what comes with a trace context only, and its own spans go nowhere.
+TRITON_TRACES = (
+    "--trace-config=mode=opentelemetry",
+    "--trace-config=level=TIMESTAMPS",
+    "--trace-config=rate=0",
+    "--trace-config=opentelemetry,url=http://127.0.0.1:9/v1/traces",
+)
+
+
+@dataclass(frozen=True)
+class Configured:
+    server: TritonServer
+    collector: OtlpCollector
+    config: Config
+
+    def ask(self, model: str, headers: dict[str, str] | None = None, **fields: object) -> dict[str, object]:
+        body = json.dumps({"text_input": "The capital of France is", "max_tokens": 4, **fields}).encode()
+        request = urllib.request.Request(
+            f"http://{self.server.http_url}/v2/models/{model}/generate",
+            body,
+            {"Content-Type": "application/json", **(headers or {})},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer: dict[str, object] = json.load(response)
+        return answer
+
+    def spans(self) -> tuple[Received, list[Received]]:
+        """Of the one request that finished: its own and those below it, in order."""
+        whole, *parts = sorted(self.collector.spans(6), key=lambda span: (span.start_ns, -span.end_ns))
+        assert {part.parent for part in parts} == {whole.span_id}
+        return whole, parts
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configured]:
+    cpus = sorted(os.sched_getaffinity(0))
+    file = tmp_path_factory.mktemp("configured") / "tritandem.toml"
+    with OtlpCollector() as collector, pytest.MonkeyPatch.context() as patch:
+        file.write_text(
+            f'[telemetry]\ntraces_url = "{collector.url}"\nmetrics_period_s = 0.2\n'
+            f'[placement]\npolicy = "explicit"\nengine = "{cpus[-1]}"\nscheduler = "{cpus[0]}"\nserver = "{cpus[0]}"\n'
+        )
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        with start_server(engine_config=file, extra_flags=TRITON_TRACES) as server:
+            yield Configured(server, collector, load_config(file))
+
+
+def misplaced(server: TritonServer, plan: Plan) -> list[str]:
+    """Every thread of the server and of its model processes that is not where the plan wants it."""
+    processes = {server.pid: "server"}
+    processes |= {pid: "server" if model == "engine_calls" else model for pid, model in stub_models(server.pid).items()}
+    assert set(processes.values()) == {"server", "engine", "scheduler", "tokenizer"}
+    return [
+        f"{component}, thread {name}: {sorted(cpus)}"
+        for pid, component in processes.items()
+        for name, cpus in process_affinities(pid).values()
+        if cpus != plan.cpus_of("engine_host" if name == "engine-core" else component)
+    ]
+
+
+def test_what_auto_makes_of_this_machine_is_where_its_threads_are(server: TritonServer) -> None:
+    assert misplaced(server, plan_here(Config())) == []
+
+
+def test_every_thread_runs_where_it_was_told_to_also_after_work(configured: Configured) -> None:
+    assert "Paris" in str(configured.ask("scheduler")["text_output"])
+    configured.spans()
+    assert misplaced(configured.server, plan_here(configured.config)) == []
+    for component in ("engine", "scheduler", "tokenizer"):
+        assert f"{component} runs " in configured.server.log()
+
+
+@pytest.mark.parametrize("model", ["scheduler", "ensemble"])
+def test_a_request_continues_the_trace_that_it_names(configured: Configured, model: str) -> None:
+    configured.ask(model, traceparent=TRACE_PARENT)
+    whole, parts = configured.spans()
+    assert (whole.trace_id, whole.parent) == (TRACE, SPAN)
+    assert [part.name for part in parts] == ["tokenize", "queue", "prefill", "decode", "send"]
+    assert whole.attributes["gen_ai.usage.output_tokens"] == 4
+
+
+@pytest.mark.parametrize("model", ["scheduler", "ensemble"])
+def test_a_header_reaches_the_spans_through_tritons_own_trace(configured: Configured, model: str) -> None:
+    configured.ask(model, {"traceparent": TRACE_PARENT})
+    whole, _ = configured.spans()
+    assert whole.trace_id == TRACE
+    assert whole.parent not in ("", SPAN)  # Triton's span of this model is between
+
+
+def test_a_malformed_trace_is_refused_by_name(configured: Configured) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        configured.ask("scheduler", traceparent="nonsense")
+    assert "REJECTED_INVALID: traceparent: given 'nonsense', allowed: a W3C" in refused.value.read().decode()
+    [whole] = configured.collector.spans(1)
+    assert whole.attributes["tritandem.outcome"] == "REJECTED_INVALID"
