@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 
 from tritandem.contracts import LoadSnapshot, Outcome, PriorityClass, Stamps
 from tritandem.scheduler import FinishedRequest, SchedulerSnapshot
@@ -91,7 +93,28 @@ def test_the_log_line_tells_every_stage_in_ms_after_arrival() -> None:
     [line] = [json.loads(text) for text in lines]
     assert line["outcome"] == "FAILED"
     assert line["error"] == "FAILED: the engine died"
-    assert (line["tokenized_ms"], line["first_sent_ms"], line["finished_ms"]) == (2.0, 34.0, 140.0)
+    assert {name: value for name, value in line.items() if name.endswith("_ms")} == {
+        "tokenized_ms": 2.0,
+        "dispatched_ms": 10.0,
+        "accepted_ms": 11.0,
+        "prefill_start_ms": 12.0,
+        "first_token_ms": 32.0,
+        "last_token_ms": 132.0,
+        "first_sent_ms": 34.0,
+        "finished_ms": 140.0,
+    }
+    assert "trace_id" not in line
+
+
+def test_the_log_line_has_the_walls_clock_and_the_trace_to_look_for() -> None:
+    lines: list[str] = []
+    observer = RequestObserver(Registry(), lines.append)
+    stamps = replace(STAMPS, received_ns=time.monotonic_ns())
+    observer.finished(record(stamps=stamps, trace_parent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
+    observer.write_log()
+    line = json.loads(lines[0])
+    assert abs(line["received_unix_s"] - time.time()) < 60
+    assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
 
 
 def test_engine_gauges_carry_the_engines_name_and_counters_follow_its_totals() -> None:
