@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_examples_set_only_values_that_exist(path: Any) -> None:
         assert has(values, leaf), leaf
 
 
-def test_the_default_configuration_is_one_that_the_server_reads(tmp_path: Any) -> None:
+def test_the_default_configuration_is_one_that_the_server_reads(tmp_path: Path) -> None:
     file = tmp_path / "tritandem.toml"
     file.write_text(read_yaml(CHART / "values.yaml")["config"])
     assert load_config(file).telemetry.metrics
@@ -153,6 +154,25 @@ def test_probes_ports_flags_and_variables_are_the_servers() -> None:
     assert environment[MODEL_ENV] == mounts["model"]
     assert environment[CONFIG_ENV].startswith(mounts["config"])
     assert container["args"][:2] == ["--drain-timeout-s", "60"]
+
+
+@needs_helm
+def test_what_an_operator_adds_arrives() -> None:
+    collector = {
+        "ports": [{"port": 4318, "protocol": "TCP"}],
+        "to": [{"podSelector": {"matchLabels": {"app": "otel"}}}],
+    }
+    values = {
+        "model": {"name": "smollm2"},
+        "extraArgs": ["--cpus", "engine=2-5"],
+        "extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "chat"}],
+        "networkPolicy": {"enabled": True, "extraEgress": [collector]},
+    }
+    objects = manifests(values)
+    [container] = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["args"][2:] == ["--cpus", "engine=2-5"]
+    assert {"name": "OTEL_SERVICE_NAME", "value": "chat"} in container["env"]
+    assert of_kind(objects, "NetworkPolicy")["spec"]["egress"][-1] == collector
 
 
 @needs_helm

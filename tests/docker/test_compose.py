@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,27 @@ def resolved(text: str) -> str:
     return VARIABLE.sub(lambda match: match[2] or "", text)
 
 
+def substituted(value: Any) -> Any:
+    """A whole file as Compose reads it with no variable set."""
+    if isinstance(value, dict):
+        return {key: substituted(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [substituted(inner) for inner in value]
+    return resolved(value) if isinstance(value, str) else value
+
+
+def check_against_the_specification(document: dict[str, Any]) -> None:
+    """Raises ValueError for anything that the Compose Specification does not know: keys, types, durations, ports."""
+    from compose_spec import PyCompose
+
+    PyCompose.from_json(json.dumps(document)).validate()
+
+
+needs_compose_spec = pytest.mark.skipif(
+    importlib.util.find_spec("compose_spec") is None, reason="compose-spec (PyPI) is not installed"
+)
+
+
 def server() -> dict[str, Any]:
     service: dict[str, Any] = read_yaml(DOCKER / "compose.yaml")["services"]["server"]
     return service
@@ -46,6 +70,39 @@ def test_services_have_no_privileges_and_cannot_write_their_image(
     assert not service.get("privileged")
     assert ":" in service["image"]
     assert not service["image"].endswith(":latest")
+
+
+@needs_compose_spec
+@pytest.mark.parametrize("path", COMPOSE_FILES, ids=lambda p: p.name)
+def test_files_are_what_the_compose_specification_allows(path: Path) -> None:
+    check_against_the_specification(substituted(read_yaml(path)))
+
+
+@needs_compose_spec
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("heathcheck", {"test": "true"}),
+        ("ports", ["abc:80"]),
+        ("restart", "sometimes"),
+        ("stop_grace_period", "45 moons"),
+        ("depends_on", {"prometheus": {"condition": "service_happy"}}),
+        ("shm_size", ["1gb"]),
+    ],
+)
+def test_the_check_of_compose_files_sees_mistakes(key: str, value: object) -> None:
+    document = copy.deepcopy(substituted(read_yaml(DOCKER / "compose.yaml")))
+    document["services"]["server"][key] = value
+    with pytest.raises(ValueError, match=r".+"):
+        check_against_the_specification(document)
+
+
+def test_services_wait_for_services_that_exist() -> None:
+    base = set(read_yaml(DOCKER / "compose.yaml")["services"])
+    for path in COMPOSE_FILES:
+        services = read_yaml(path)["services"]
+        for service in services.values():
+            assert set(service.get("depends_on", ())) <= base | set(services)
 
 
 def test_ports_answer_this_machine_only_unless_told_otherwise() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from deployment_files import CHART, COMPOSE_FILES, DOCKER, DOCKERFILES, ROOT
 from tritandem.cli.main import build_parser
-from tritandem.config import CONFIG_ENV, MODEL_ENV
+from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV
 from tritandem.server.health import READY_PATH
 from tritandem.server.options import ServeOptions
 
@@ -80,7 +80,7 @@ def test_server_images_expose_and_check_what_the_server_serves(path: Path) -> No
     "path", [*DOCKERFILES, *COMPOSE_FILES, *CHART.rglob("*.yaml"), ENTRYPOINT], ids=lambda p: p.name
 )
 def test_environment_variables_of_ours_exist_in_the_code(path: Path) -> None:
-    assert set(re.findall(r"\bTRITANDEM_[A-Z_]+", path.read_text())) <= {MODEL_ENV, CONFIG_ENV}
+    assert set(re.findall(r"\bTRITANDEM_[A-Z_]+", path.read_text())) <= {MODEL_ENV, CONFIG_ENV, PLACEMENT_ENV}
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.name)
