@@ -86,6 +86,7 @@ class Soak:
         page = self._served.metrics()
         for clients in (*self._retired, self._clients):
             await clients.close()
+        self._say("every client has ended")
         return {"sustainable_rps": round(sustainable, 1), "offered_rps": round(rate, 1), "left": left, "page": page}
 
     def growth(self) -> Growth | None:
@@ -154,6 +155,7 @@ def main(argv: list[str]) -> int:
             words += ["--model", args.model]
         settings.write_text(text)
         log = args.log or Path(folder) / "triton.log"
+        log.unlink(missing_ok=True)  # the server would append
         with Served(words, log, args.port, args.port + 1, args.port + 2) as served:
             soak = Soak(args, served)
             facts = asyncio.run(soak.run())
@@ -211,8 +213,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--tiny", action="store_true", help="random weights of two small layers, with the tokenizer of --model DIR")
     add("--port", type=int, default=18090, help="first of three free ports (default: %(default)s)")
     add("--queue", type=int, default=64, help="requests that may wait (default: %(default)s)")
-    add("--kill-models", type=lambda t: [m for m in t.split(",") if m], default=["engine", "tokenizer"],
-        help="killed one after the other in the first half (default: engine,tokenizer)")  # fmt: skip
+    add("--kill-models", type=lambda t: [m for m in t.split(",") if m], default=["engine", "tokenizer", "engine_calls"],
+        help="killed one after the other in the first half (default: engine,tokenizer,engine_calls)")  # fmt: skip
     add("--kill-client-every", type=float, default=15.0, help="seconds (default: %(default)s)")
     add("--settle-seconds", type=float, default=60.0, help="after the last start, until memory must be flat")
     add("--max-rss-growth-mb", type=float, default=64.0)

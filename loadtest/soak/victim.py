@@ -30,10 +30,13 @@ def main(protocol: str, model: str, url: str, request_ids: list[str]) -> None:
             begun.wait()
 
     with Client(url, protocol=protocol, model=model) as client:  # type: ignore[arg-type]
-        for request_id in request_ids:
-            threading.Thread(target=read, args=(request_id,)).start()
+        readers = [threading.Thread(target=read, args=(request_id,)) for request_id in request_ids]
+        for reader in readers:
+            reader.start()
         begun.wait()
         print("streaming", flush=True)
+        for reader in readers:
+            reader.join()
 
 
 if __name__ == "__main__":
