@@ -1,8 +1,8 @@
 """A streaming server whose every token has a known time, in a process of its own: `python timed_engine.py JSON`.
 
 Speaks Triton's gRPC stream (by grpcio and by a cheap server), `generate_stream` and OpenAI completions. Strict:
-anything but the tritandem dialect is an error. Stamps when it really sent the first and last token, so that a test
-can tell a wrong figure of the load generator from a late timer of this fake. Prints its addresses once it listens.
+anything but the tritandem dialect is an error. Writes down when it really sent each token, so that a test can tell a
+wrong figure of the load generator from a late timer of this fake. Prints its addresses once it listens.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Plan:
     tokens_per_response: int = 1
     stall_after_s: float = 0.0  # counted from the first request
     stall_s: float = 0.0
+    log: str = ""  # file that gets a JSON line for each request, before its stream ends: index, sent_ns (monotonic)
 
     def ttft(self, n: int) -> float:
         return self.ttft_ms + self.ttft_spread_ms * (n * 37 % 101) / 100
@@ -80,16 +81,18 @@ class Engine:
         if prompt.startswith("FAIL "):
             raise RuntimeError(prompt.removeprefix("FAIL "))
         due += self.plan.ttft(number) / 1e3
-        left, first_ns = max_tokens, 0
+        left, sent_ns = max_tokens, list[int]()
         while left > 0:
             await asyncio.sleep(self.after_stall(due) - loop.time())
-            tokens = min(left, self.plan.tokens_per_response if first_ns else 1)
+            tokens = min(left, self.plan.tokens_per_response if sent_ns else 1)
             left -= tokens
-            now_ns = time.monotonic_ns()
-            first_ns = first_ns or now_ns
-            stamps = [received_ns] * 5 + [first_ns, now_ns, first_ns, now_ns] if left == 0 else None
+            sent_ns.append(time.monotonic_ns())
+            stamps = [received_ns] * 5 + [sent_ns[0], sent_ns[-1]] * 2 if left == 0 else None
             yield Piece(" word" * tokens, tokens, len(prompt.split()), stamps)
             due += self.plan.gap(number) / 1e3
+        if self.plan.log:
+            with open(self.plan.log, "a", encoding="utf-8") as log:
+                log.write(json.dumps({"index": number, "sent_ns": sent_ns}) + "\n")
 
     def after_stall(self, due: float) -> float:
         assert self.first_request_at is not None
