@@ -18,6 +18,7 @@ from .clients import WAYS, Clients
 from .ledger import CLOSED, Entry, Ledger
 
 VICTIM = Path(__file__).with_name("victim.py")
+WARM_UP_SHARE = 0.5  # of the time of the closed loop, before it
 VICTIM_STREAMS = 3
 VICTIM_LIVES_S = (0.5, 4.0)  # after its first tokens, or after this long without any
 VICTIM_STARTS_S = 20.0
@@ -35,14 +36,15 @@ class Load:
         self.victims_killed = 0
 
     async def sustainable_rate(self, users: int, seconds: float) -> float:
-        """Requests per second that a closed loop of so many polite clients gets."""
-        end_s, done = time.monotonic() + seconds, 0
+        """Requests per second that end in a closed loop of so many polite clients, once it is in its stride."""
+        begin_s = time.monotonic() + seconds * WARM_UP_SHARE
+        end_s, done = begin_s + seconds, 0
 
         async def user() -> None:
             nonlocal done
             while time.monotonic() < end_s:
                 await self._clients().reads_a_stream(self._new_id())
-                done += time.monotonic() < end_s
+                done += begin_s <= time.monotonic() < end_s
 
         await asyncio.gather(*(user() for _ in range(users)))
         return done / seconds

@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -208,7 +209,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
-    add("--measure-seconds", type=float, default=15.0, help="to find the sustainable rate (default: %(default)s)")
+    add(
+        "--measure-seconds",
+        type=float,
+        default=15.0,
+        help="of measuring the sustainable rate, after half as long (default: %(default)s)",
+    )
     add("--model", default="smollm2", help="as for `tritandem serve` (default: %(default)s)")
     add("--tiny", action="store_true", help="random weights of two small layers, with the tokenizer of --model DIR")
     add("--port", type=int, default=18090, help="first of three free ports (default: %(default)s)")
@@ -226,4 +232,5 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends with this program
     sys.exit(main(sys.argv[1:]))
