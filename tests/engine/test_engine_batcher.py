@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from tritandem.contracts import EngineRequest, SamplingParams
-from tritandem.engine.batcher import BatchState, Budget, Candidate, Decision, plan
+from tritandem.engine.batcher import BatchState, Budget, Candidate, Decision, plan, prefill_budget
 from tritandem.engine.sequence import SequenceState
 
-BUDGET = Budget(prefill_tokens=10, interleaved_tokens=8, block_tokens=4, reserve_blocks=2)
+BUDGET = Budget(prefill_tokens=10, interleaved_tokens=8, efficient_tokens=2, block_tokens=4, reserve_blocks=2)
 
 
 def sequence(arrival: int, prompt: int, max_tokens: int = 50) -> SequenceState:
@@ -49,6 +49,14 @@ def test_prefill_beside_running_sequences_has_a_budget_of_its_own() -> None:
     decoding, prompt = running(0, prompt=3, stored=3, blocks=2, outputs=1), running(1, prompt=30, stored=0, blocks=8)
     assert list(decide(running=[decoding, prompt]).prefill) == [(prompt, 8)]
     assert list(decide(running=[prompt]).prefill) == [(prompt, 10)]
+
+
+def test_beside_many_sequences_chunks_are_small_unless_the_backlog_grows() -> None:
+    assert prefill_budget(BUDGET, decoding=0, backlog=100) == 10
+    assert prefill_budget(BUDGET, decoding=8, backlog=100) == 8
+    assert prefill_budget(BUDGET, decoding=9, backlog=10) == 2
+    assert prefill_budget(BUDGET, decoding=9, backlog=40) == 5
+    assert prefill_budget(BUDGET, decoding=9, backlog=400) == 8
 
 
 def test_a_sequence_whose_last_token_is_launched_is_left_alone() -> None:

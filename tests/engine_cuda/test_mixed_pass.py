@@ -167,3 +167,13 @@ def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
     assert choices[PassSize(0, 64)] == PassSize(0, 64)
     assert cheapest(costs, lambda rows: 0.5)[PassSize(8, 64)] == PassSize(0, 64)
     assert cheapest(costs, lambda rows: 0.5)[PassSize(8, 128)] == PassSize(0, 128)
+
+
+def test_the_efficient_chunk_costs_least_a_token_beside_many_rows() -> None:
+    pytest.importorskip("triton")
+    from tritandem.engine.mixed_pass_cuda import PassSize, efficient_tokens
+
+    costs = {PassSize(64, 128): 6.2, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
+    assert efficient_tokens(costs, lambda rows: 4.5) == 320
+    assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 2.5}, lambda rows: 0.6) == 2048
+    assert efficient_tokens({PassSize(8, 48): 1.0}, lambda rows: 0.5) == 0

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from .sequence import SequenceState
 
+FEW_DECODING = 8
+DRAIN_STEPS = 8  # a backlog that large chunks must work off
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -30,12 +33,14 @@ class BatchState:
     free_blocks: int
     free_slots: int
     in_flight: bool  # steps are launched whose results were not read
+    prefill_backlog: int = 0  # tokens not prefilled, waiting sequences included
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     prefill_tokens: int
     interleaved_tokens: int  # prefill beside sequences that decode: it stretches the gap between their tokens
+    efficient_tokens: int  # the cheapest chunk beside many of them
     block_tokens: int
     reserve_blocks: int  # taken at once where there is room, so that later steps need none
 
@@ -75,7 +80,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         free_blocks -= extra
         grow.append((sequence, 1 + extra))
 
-    tokens_left = budget.interleaved_tokens if decode else budget.prefill_tokens
+    tokens_left = prefill_budget(budget, len(decode), state.prefill_backlog)
     prefill = []
     for sequence in [s for s in state.running if s.stored < s.prefill_tokens]:
         chunk = min(sequence.prefill_left, tokens_left)
@@ -100,6 +105,20 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         free_slots -= 1
         free_blocks -= extra
     return Decision(decode, grow, prefill, admit)
+
+
+def prefill_budget(budget: Budget, decoding: int, backlog: int) -> int:
+    """Prompt tokens of the next step.
+
+    Nobody decodes: as much as a step can take. Few do: large chunks, because a first token is worth more than
+    a short pause of a few streams. Many do: the chunk that costs least, or what works the backlog off in some
+    steps. Prompts that arrive together then start one after the other and do not end together again.
+    """
+    if not decoding:
+        return budget.prefill_tokens
+    if decoding <= FEW_DECODING:
+        return budget.interleaved_tokens
+    return min(budget.interleaved_tokens, max(budget.efficient_tokens, backlog // DRAIN_STEPS))
 
 
 def reserve(sequence: SequenceState, blocks: int, free_blocks: int, sharers: int, budget: Budget) -> int:

@@ -49,7 +49,11 @@ class EngineCore:
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.residency = Residency(spec, prefix_cache, end_ids)
         self.budget = Budget(
-            spec.prefill_tokens_per_step, spec.interleaved_prefill_tokens, spec.block_tokens, RESERVE_BLOCKS
+            spec.prefill_tokens_per_step,
+            spec.interleaved_prefill_tokens,
+            spec.efficient_prefill_tokens,
+            spec.block_tokens,
+            RESERVE_BLOCKS,
         )
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
@@ -131,7 +135,8 @@ class EngineCore:
                 return BatchState([suspect], (), free_blocks, 0, in_flight)
             self._suspects.popleft()
         candidates = self.residency.candidates(self.waiting)
-        return BatchState(self.running, candidates, free_blocks, self.residency.free_slots, in_flight)
+        backlog = self._waiting_tokens + sum(s.prefill_tokens - s.stored for s in self.running if s.prefill_left)
+        return BatchState(self.running, candidates, free_blocks, self.residency.free_slots, in_flight, backlog)
 
     def _build(self, decision: Decision) -> StepPlan | None:
         """Take blocks and slots for a decision and describe the step; None when it has no work."""

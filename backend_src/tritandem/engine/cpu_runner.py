@@ -41,6 +41,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
         prefill_tokens_per_step=prefill_tokens,
         interleaved_prefill_tokens=min(prefill_tokens, config.interleaved_prefill_tokens or prefill_tokens),
+        efficient_prefill_tokens=prefill_tokens,
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=0,
     )

@@ -27,7 +27,8 @@ DEFAULT_INTERLEAVED_TOKENS = 2048  # 46 ms of an 8B model on an H200
 
 
 def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_rows: int) -> RunnerSpec:
-    """Pure. One sequence can never be longer than the blocks that exist."""
+    """Pure. One sequence can never be longer than the blocks that exist. The efficient chunk is not measured yet."""
+    interleaved = min(_prefill_tokens(config), config.interleaved_prefill_tokens or DEFAULT_INTERLEAVED_TOKENS)
     context_tokens = min(loaded.max_context_tokens, (num_blocks - 1) * config.block_tokens)
     return RunnerSpec(
         device=str(loaded.model.device),
@@ -36,9 +37,8 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         block_tokens=config.block_tokens,
         max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
         prefill_tokens_per_step=_prefill_tokens(config),
-        interleaved_prefill_tokens=min(
-            _prefill_tokens(config), config.interleaved_prefill_tokens or DEFAULT_INTERLEAVED_TOKENS
-        ),
+        interleaved_prefill_tokens=interleaved,
+        efficient_prefill_tokens=interleaved,
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=config.launch_ahead_steps,
     )

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,8 @@ class CudaRunner:
                 self.graphs.warm_up(on_progress)
                 self.mixed.warm_up(self.graphs, on_progress)
                 record.zero_()  # replays that were measured have reported
+                if self.mixed.efficient_tokens:
+                    self.spec = replace(spec, efficient_prefill_tokens=self.mixed.efficient_tokens)
                 if graph_cache.captured():
                     on_progress(
                         f"{graph_cache.captured()} graphs took {graph_cache.capture_s:.1f} s "

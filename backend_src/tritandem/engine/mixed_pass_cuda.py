@@ -28,6 +28,8 @@ from .step import PrefillChunk
 from .streams import Streams
 
 MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
+MANY_ROWS = 64  # what `efficient_tokens` is measured beside
+EFFICIENT_FROM = 256  # smaller chunks would keep prompts waiting for more steps than they save
 _TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
 _ROW_BUCKETS = (8, 32, 64, 128)
 _TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256))  # up to so many tokens in steps of so many
@@ -107,6 +109,18 @@ def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float])
     return choices
 
 
+def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> int:
+    """The chunk, of EFFICIENT_FROM tokens or more, that adds least to a step over MANY_ROWS rows for each of its
+    tokens: while the products still wait for the weights, prompt tokens ride along. 0 where that was not measured.
+    Arguments as in `cheapest`. Pure.
+    """
+    rows = [size.rows for size in costs if size.rows <= MANY_ROWS]
+    beside = [size for size in costs if size.rows == max(rows, default=0) and size.tokens >= EFFICIENT_FROM]
+    if not beside:
+        return 0
+    return min(beside, key=lambda size: (costs[size] - decode_ms(size.rows)) / size.tokens).tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The device's views of `prefill_arrays`."""
@@ -152,6 +166,8 @@ class MixedPasses:
         self._step, self._cache = step, cache
         self._rows, self._tokens = row_buckets(max_rows), token_buckets(max_tokens)
         self._choices: dict[PassSize, PassSize] = {}  # the graph to take where this one is the smallest that fits
+        self._packings: dict[PassSize, Packing] = {}  # views of the input buffer
+        self.efficient_tokens = 0  # chunk that costs least a token beside many rows; 0: not measured
         largest = PassSize(max_rows, max_tokens)
         device = state.last_token.device
         self._inputs = torch.zeros(self._layout(largest)[1], dtype=torch.uint8, device=device)
@@ -192,6 +208,7 @@ class MixedPasses:
                     costs[size] = cost
             on_progress(f"prefill graphs: {done * len(self._tokens)} of {len(self._rows) * len(self._tokens)}")
         self._choices = cheapest(costs, decode.idle_ms)
+        self.efficient_tokens = efficient_tokens(costs, decode.idle_ms)
 
     def run(
         self, size: PassSize, chunks: Sequence[PrefillChunk], staging: StagingPool, streams: Streams
@@ -232,7 +249,9 @@ class MixedPasses:
         return layout(prefill_arrays((), size, self._state.pad_slot))
 
     def _packing(self, size: PassSize) -> Packing:
-        return Packing(*views(self._inputs, self._layout(size)[0]))
+        if size not in self._packings:
+            self._packings[size] = Packing(*views(self._inputs, self._layout(size)[0]))
+        return self._packings[size]
 
 
 def _padded(values: NDArray[Any], count: int, fill: int) -> NDArray[Any]:

@@ -103,6 +103,7 @@ class RunnerSpec:
     max_context_tokens: int
     prefill_tokens_per_step: int
     interleaved_prefill_tokens: int  # the same beside running sequences, whose next token waits for it
+    efficient_prefill_tokens: int  # the chunk that costs least a token beside many running sequences
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
 

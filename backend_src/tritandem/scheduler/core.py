@@ -50,6 +50,7 @@ class SchedulerCore:
         self._deadlines: list[tuple[int, int, Ticket]] = []
         self._blocked = False  # the first of the queue has found no room
         self._hold_until_ns = 0  # end of the tick in which arrivals are merged
+        self._handed_over_ns = 0
         self._housekeeping_ns = now_ns
         self._outage_ns: int | None = now_ns + CONNECT_GRACE_NS  # from when on waiting is pointless
         self._use_ratio = 1.0
@@ -94,7 +95,9 @@ class SchedulerCore:
             head_start_ns=head_start_ns(cached_tokens, load.prefill_token_ns),
         )
         if not self._queue:
-            self._hold_until_ns, self._blocked = now_ns + int(self._config.tick_s * 1e9), False
+            # A tick apart from the last hand-over nothing is gained by waiting: a lone request goes at once.
+            self._hold_until_ns = max(now_ns, self._handed_over_ns + int(self._config.tick_s * 1e9))
+            self._blocked = False
         self._enqueue(ticket, ticket.entry, now_ns)
 
     def ended(self, ticket: Ticket) -> None:
@@ -206,6 +209,7 @@ class SchedulerCore:
             book.prefixes.remember(ticket.prefix_hashes)
             handed.setdefault(book.link, []).append(ticket)
         for link, tickets in handed.items():
+            self._handed_over_ns = now_ns
             link.submit(tickets)
 
     def _keep_house(self, now_ns: int) -> None:

@@ -28,9 +28,8 @@ class InstantRunner:
 
     def __init__(self, blocks: int) -> None:
         context = PROMPT_TOKENS + STEPS_OF_A_ROUND
-        self.spec = RunnerSpec(
-            "none", ROWS, blocks, BLOCK_TOKENS, context, PREFILL_BUDGET, PREFILL_BUDGET, VOCAB_SIZE, 0
-        )
+        prefill = (PREFILL_BUDGET,) * 3
+        self.spec = RunnerSpec("none", ROWS, blocks, BLOCK_TOKENS, context, *prefill, VOCAB_SIZE, 0)
         self._left = np.zeros(ROWS, np.int64)
         self._unread: deque[StepResult] = deque()
 
