@@ -69,9 +69,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--workload", choices=WORKLOADS, default=_DEFAULTS.workload)
     add("--prompt-words", default=_DEFAULTS.prompt_words, help="N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA")
     add("--output-tokens", default=_DEFAULTS.output_tokens, help="same syntax; sent as max_tokens")
-    add(
-        "--prompt-pool", type=int, default=0, metavar="N", help="words: N prompts again and again (0: none twice)"
-    )
+    add("--prompt-pool", type=int, default=0, metavar="N", help="words: N prompts again and again (0: none twice)")
     add("--shared-prefix-words", type=int, default=_DEFAULTS.shared_prefix_words)
     add("--shared-prefixes", type=int, default=_DEFAULTS.shared_prefixes, help="how many different ones")
     add("--chat-turns", type=int, default=_DEFAULTS.chat_turns)

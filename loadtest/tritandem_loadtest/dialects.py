@@ -23,7 +23,8 @@ class Dialect:
     """`tensors`: option -> its tensor; `sampling_keys`: option -> its key in the JSON tensor `sampling_tensor`.
 
     An option with neither is refused, so that no request silently runs with other parameters than asked for.
-    `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending early.
+    `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending
+    early ("": there is none).
     `stages`: name -> the two places in the INT64 output `stamps_output` (monotonic ns, 0: not reached) between which
     that stage of the server lies. With `messages_parameter` a chat travels as JSON in that request parameter, so that
     the server applies its own template.
@@ -47,6 +48,16 @@ class Dialect:
 
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "ignore_eos")
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+_TRTLLM_ENSEMBLE = {
+    "prompt": Tensor("text_input", "BYTES"),
+    "max_tokens": Tensor("max_tokens", "INT32"),
+    "stream": Tensor("stream", "BOOL"),
+    "exclude_input": Tensor("exclude_input_in_output", "BOOL"),
+    "top_k": Tensor("top_k", "INT32"),
+    "end_id": Tensor("end_id", "INT32"),
+    **{name: Tensor(name, "FP32") for name in _FLOATS if name != "min_p"},
+}
 
 DIALECTS: dict[str, Dialect] = {
     "tritandem": Dialect(
@@ -79,20 +90,49 @@ DIALECTS: dict[str, Dialect] = {
         },
         messages_parameter="messages",
     ),
+    # The ensemble of TensorRT-LLM, as its `config.pbtxt` has been since `seed` and `min_tokens` got these names.
     "trtllm": Dialect(
         model="ensemble",
         shape=(1, 1),
         tensors={
-            "prompt": Tensor("text_input", "BYTES"),
-            "max_tokens": Tensor("max_tokens", "INT32"),
-            "stream": Tensor("stream", "BOOL"),
-            "top_k": Tensor("top_k", "INT32"),
+            **_TRTLLM_ENSEMBLE,
+            "seed": Tensor("seed", "UINT64"),
+            "min_tokens": Tensor("min_tokens", "INT32"),
+            "count_input": Tensor("return_num_input_tokens", "BOOL"),
+            "count_output": Tensor("return_num_output_tokens", "BOOL"),
+        },
+        always={"exclude_input": True, "count_input": True, "count_output": True},
+        ignore_eos=("end_id", -1),
+        count_output="num_output_tokens",
+        input_count_output="num_input_tokens",
+    ),
+    # The same in releases before that, which count no tokens.
+    "trtllm-legacy": Dialect(
+        model="ensemble",
+        shape=(1, 1),
+        tensors={
+            **_TRTLLM_ENSEMBLE,
             "seed": Tensor("random_seed", "UINT64"),
             "min_tokens": Tensor("min_length", "INT32"),
-            "end_id": Tensor("end_id", "INT32"),
-            **{name: Tensor(name, "FP32") for name in _FLOATS if name != "min_p"},
         },
         ignore_eos=("end_id", -1),
+    ),
+    # TensorRT-LLM's Python model over its LLM API: no batch dimension, no way to ignore the end token. Each response
+    # repeats the text so far; it is the responses that are counted.
+    "trtllm-llmapi": Dialect(
+        model="tensorrt_llm",
+        shape=(1,),
+        tensors={
+            "prompt": Tensor("text_input", "BYTES"),
+            "stream": Tensor("streaming", "BOOL"),
+            "max_tokens": Tensor("sampling_param_max_tokens", "INT32"),
+            "top_k": Tensor("sampling_param_top_k", "INT32"),
+            "seed": Tensor("sampling_param_seed", "UINT64"),
+            **{
+                name: Tensor(f"sampling_param_{name}", "FP32")
+                for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+            },
+        },
     ),
     "vllm": Dialect(
         model="vllm_model",

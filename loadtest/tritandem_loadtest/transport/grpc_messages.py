@@ -27,6 +27,8 @@ def tensor_values(call: Call, dialect: Dialect, ignore_eos: bool) -> dict[Tensor
         options["prompt"] = call.prompt
     if ignore_eos:
         name, value = dialect.ignore_eos
+        if not name:
+            raise LoadTestError("this dialect has no way to ignore the end token")
         options[name] = value
     values: dict[Tensor, Any] = {}
     sampling: dict[str, Any] = {}
