@@ -294,6 +294,12 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             {"machine": "max(nv_cpu_utilization{SEL})"},
         ),
         Panel(
+            "Cost of the metrics",
+            "percentunit",
+            "Share of one core that publishing takes.",
+            {"{{component}}": per_second("tritandem_telemetry_cpu_seconds_total", "component")},
+        ),
+        Panel(
             "Staging",
             "Bps",
             "Bytes between host and device by kind of memory.",

@@ -6,19 +6,22 @@ due and not fetched are handed out together, as the real service does.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from tritandem.contracts import EngineRequest, FinishCode, LoadSnapshot, TokenBatch
+from tritandem.telemetry.step_meter import StepMeter
 
 FIRST_ID, IDS = 1000, 20_000  # ordinary tokens in the vocabularies of all demo models
 
 
 class FreeRunningService:
-    def __init__(self, step_s: float, max_sequences: int = 1024) -> None:
-        self._step_s, self._max_sequences = step_s, max_sequences
+    def __init__(self, step_s: float, max_sequences: int = 1024, meter: StepMeter | None = None) -> None:
+        """`meter` hears of every step, with durations that spread over several buckets as real ones do."""
+        self._step_s, self._max_sequences, self._meter = step_s, max_sequences, meter
         self._left: dict[int, int] = {}
         self._first_ns: dict[int, int] = {}
         self._due_s = time.monotonic()
@@ -68,7 +71,16 @@ class FreeRunningService:
                 return None
             self._due_s += steps * self._step_s
             self._steps += steps
+            if self._meter is not None:
+                self._note(self._meter, steps)
             return self._take(steps)
+
+    def _note(self, meter: StepMeter, steps: int) -> None:
+        for _ in range(steps):
+            step_ns = int(self._step_s * 1e9 * random.uniform(0.2, 2.0))
+            meter.launched(step_ns // 8, prefills=random.random() < 0.1)
+            meter.decode_step.note(step_ns)
+            meter.idle_gap.note(step_ns // 64)
 
     def close(self) -> None:
         with self._changed:

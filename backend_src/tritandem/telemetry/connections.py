@@ -8,7 +8,6 @@ Sources: /proc/PID/net/tcp and tcp6, /proc/PID/fd for the ports that a process l
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,6 @@ _ZERO_WINDOW_PROBE = "04"
 
 class _Row(NamedTuple):
     port: int  # the local one
-    state: str
     unsent_bytes: int  # not acknowledged
     timer: str
     inode: str
@@ -43,30 +41,29 @@ class ConnectionWatch:
 
     def read(self) -> ClientConnections | None:
         """None while the process listens nowhere, or where the kernel does not tell."""
-        rows = list(self._rows())
+        lines = self._lines()
         if not self._ports:  # they are opened once, when the models have loaded
             inodes = self._socket_inodes()
-            self._ports = frozenset(row.port for row in rows if row.state == _LISTENING and row.inode in inodes)
+            listening = [_row(line) for line in lines if line.split(None, 4)[3] == _LISTENING]
+            self._ports = frozenset(row.port for row in listening if row.inode in inodes)
         if not self._ports:
             return None
-        ours = [row for row in rows if row.state == _ESTABLISHED and row.port in self._ports]
+        established = [_row(line) for line in lines if line.split(None, 4)[3] == _ESTABLISHED]
+        ours = [row for row in established if row.port in self._ports]
         return ClientConnections(
             open=len(ours),
             stalled=sum(row.timer == _ZERO_WINDOW_PROBE for row in ours),
             unsent_bytes=sum(row.unsent_bytes for row in ours),
         )
 
-    def _rows(self) -> Iterator[_Row]:
+    def _lines(self) -> list[str]:
+        found: list[str] = []
         for name in ("tcp", "tcp6"):
             try:
-                lines = (self._folder / "net" / name).read_text().splitlines()[1:]
+                found += (self._folder / "net" / name).read_text().splitlines()[1:]
             except OSError:
                 continue
-            for line in lines:
-                # slot, local, remote, state, tx:rx queue, timer:expiry, retransmits, uid, timeout, inode, ...
-                columns = line.split()
-                port, unsent = columns[1].rsplit(":", 1)[1], columns[4].split(":")[0]
-                yield _Row(int(port, 16), columns[3], int(unsent, 16), columns[5].split(":")[0], columns[9])
+        return found
 
     def _socket_inodes(self) -> frozenset[str]:
         found = set()
@@ -81,3 +78,10 @@ class ConnectionWatch:
         except OSError:
             pass
         return frozenset(found)
+
+
+def _row(line: str) -> _Row:
+    # slot, local, remote, state, tx:rx queue, timer:expiry, retransmits, uid, timeout, inode, ...
+    columns = line.split()
+    port, unsent = columns[1].rsplit(":", 1)[1], columns[4].split(":")[0]
+    return _Row(int(port, 16), int(unsent, 16), columns[5].split(":")[0], columns[9])

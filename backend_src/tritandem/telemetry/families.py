@@ -133,6 +133,7 @@ RUN_QUEUE_WAIT = _counter(
 )
 CORES_ALLOWED = _gauge("process_cores_allowed", "Cores that the process may run on", "component", "process")
 RESIDENT_BYTES = _gauge("process_resident_memory_bytes", "Resident memory of the process", "component", "process")
+TELEMETRY_CPU = _counter("telemetry_cpu_seconds", "CPU time of the thread that publishes", "component", "process")
 SERVER_CORES = _gauge("server_cores", "Cores that all processes of the server may use together, or its CPU quota")
 CPU_PRESSURE = _counter("cpu_pressure_seconds", "Time in which some task of the cgroup or machine waited for a core")
 CPU_THROTTLED = _counter("cpu_throttled_seconds", "Time throttled by the cgroup's CPU quota")

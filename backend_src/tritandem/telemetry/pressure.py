@@ -8,11 +8,12 @@ kernel does not offer reads as None; nothing here raises.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+_AFFINITY_EVERY = 10  # readings; placement happens at start, and asking every thread costs
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 T = TypeVar("T")
@@ -34,30 +35,37 @@ class ProcessWatch:
     def __init__(self, pid: int | None = None, proc: Path = Path("/proc")) -> None:
         self._pid = os.getpid() if pid is None else pid
         self._folder = proc / str(self._pid)
+        self._cores: int | None = None
+        self._readings = 0
         self._wait_ns: dict[str, int] = {}  # of each thread that lives
         self._ended_wait_ns = 0
 
     def read(self) -> ProcessReading:
+        threads = _reading(lambda: os.listdir(self._folder / "task")) or []
+        if self._readings % _AFFINITY_EVERY == 0 or not threads:
+            self._cores = _allowed_cores(threads)
+        self._readings += 1
         return ProcessReading(
             cpu_s=_reading(self._cpu_s),
-            run_queue_wait_s=_reading(self._run_queue_wait_s),
+            run_queue_wait_s=self._run_queue_wait_s(threads),
             resident_bytes=_reading(lambda: int((self._folder / "statm").read_text().split()[1]) * _PAGE_BYTES),
-            cores_allowed=_reading(self._cores_allowed),
+            cores_allowed=self._cores,
         )
 
     def _cpu_s(self) -> float:
         fields = (self._folder / "stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
-    def _run_queue_wait_s(self) -> float:
+    def _run_queue_wait_s(self, threads: Sequence[str]) -> float | None:
         """The kernel forgets a thread's wait when it ends: what was last seen of it is kept."""
         found: dict[str, int] = {}
-        for task in (self._folder / "task").iterdir():
-            wait_ns = _reading(lambda task=task: int((task / "schedstat").read_text().split()[1]))  # type: ignore[misc]
-            if wait_ns is not None:
-                found[task.name] = wait_ns
+        for thread in threads:
+            # Servers have hundreds of threads: no objects but the text.
+            text = _reading(lambda thread=thread: _contents(f"{self._folder}/task/{thread}/schedstat"))  # type: ignore[misc]
+            if text is not None:
+                found[thread] = int(text.split(None, 2)[1])
         if not found:
-            raise FileNotFoundError(f"{self._folder}/task/*/schedstat")
+            return None
         for thread, wait_ns in self._wait_ns.items():
             # A number that fell belongs to a new thread with an old one's id.
             if found.get(thread, -1) < wait_ns:
@@ -65,14 +73,13 @@ class ProcessWatch:
         self._wait_ns = found
         return (self._ended_wait_ns + sum(found.values())) / 1e9
 
-    def _cores_allowed(self) -> int:
-        """The cores that any of its threads may use: placement gives threads of one process different ones."""
-        allowed: set[int] = set()
-        for task in (self._folder / "task").iterdir():
-            allowed |= _reading(lambda task=task: os.sched_getaffinity(int(task.name))) or set()  # type: ignore[misc]
-        if not allowed:
-            raise ProcessLookupError(self._pid)
-        return len(allowed)
+
+def _allowed_cores(threads: Iterable[str]) -> int | None:
+    """The cores that any of the threads may use: placement gives threads of one process different ones."""
+    allowed: set[int] = set()
+    for thread in threads:
+        allowed |= _reading(lambda thread=thread: os.sched_getaffinity(int(thread))) or set()  # type: ignore[misc]
+    return len(allowed) or None
 
 
 def cores_of(server: int, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -126,6 +133,14 @@ def _reading(read: Callable[[], T]) -> T | None:
         return read()
     except (OSError, ValueError, IndexError, KeyError, StopIteration):
         return None
+
+
+def _contents(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 256)
+    finally:
+        os.close(file)
 
 
 def _cgroup_folder(proc: Path, cgroup: Path) -> Path:

@@ -5,7 +5,17 @@ Runs on a publisher's thread.
 
 from __future__ import annotations
 
-from .families import CORES_ALLOWED, CPU_PRESSURE, CPU_THROTTLED, PROCESS_CPU, RESIDENT_BYTES, RUN_QUEUE_WAIT
+import time
+
+from .families import (
+    CORES_ALLOWED,
+    CPU_PRESSURE,
+    CPU_THROTTLED,
+    PROCESS_CPU,
+    RESIDENT_BYTES,
+    RUN_QUEUE_WAIT,
+    TELEMETRY_CPU,
+)
 from .pressure import ProcessWatch, read_machine
 from .registry import Registry
 
@@ -16,10 +26,13 @@ class ProcessReport:
     def __init__(self, registry: Registry, component: str, process: str, pid: int | None = None) -> None:
         self._registry = registry
         self._labels = {"component": component, "process": process}
+        self._publishes = pid is None
         self._watch = ProcessWatch(pid)
 
     def __call__(self) -> None:
         reading, registry = self._watch.read(), self._registry
+        if self._publishes:
+            registry.add_up_to(TELEMETRY_CPU, time.thread_time(), **self._labels)
         if reading.cpu_s is not None:
             registry.add_up_to(PROCESS_CPU, reading.cpu_s, **self._labels)
         if reading.run_queue_wait_s is not None:

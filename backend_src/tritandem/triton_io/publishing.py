@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..config import TelemetryConfig
+from ..telemetry.budgeted import Budgeted
 from ..telemetry.connections import ConnectionWatch
 from ..telemetry.families import CLIENTS_STALLED, SERVER_CORES, UNSENT_BYTES
 from ..telemetry.gpu_report import GpuReport
@@ -25,6 +26,7 @@ from .observer import RequestObserver
 from .request_spans import RequestSpans
 from .tokenizer_report import TokenizerReport
 
+SERVER_SHARE = 0.001  # of a core, for each look at tritonserver's process, which has hundreds of threads
 Report = Callable[[], None]
 
 
@@ -79,13 +81,19 @@ def _server_reports(registry: Registry) -> list[Report]:
         return []
     connections = ConnectionWatch(server)
 
-    def report_server() -> None:
+    def report_cores() -> None:
         cores = cores_of(server)
         if cores is not None:
             registry.set(SERVER_CORES, cores)
+
+    def report_connections() -> None:
         found = connections.read()
         if found is not None:
             registry.set(CLIENTS_STALLED, found.stalled)
             registry.set(UNSENT_BYTES, found.unsent_bytes)
 
-    return [ProcessReport(registry, "server", "tritonserver", server), report_server]
+    return [
+        Budgeted(ProcessReport(registry, "server", "tritonserver", server), SERVER_SHARE),
+        Budgeted(report_cores, SERVER_SHARE / 10),
+        Budgeted(report_connections, SERVER_SHARE),
+    ]
