@@ -1,4 +1,5 @@
-"""Fuzzes every engine of the tokenizer against `tokenizers`: adversarial texts, long runs, random Unicode.
+"""Fuzzes every engine of the tokenizer against `tokenizers`: adversarial texts, long runs, random
+Unicode, and every character once.
 
 Run as `python loadtest/fuzz/tokenizer.py [--texts N] [--seed S] [NAME ...]`. The last line is one JSON document;
 exits 1 when a claim was refuted. Each refutation is printed with the seed and text that repeat it.
@@ -16,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fuzz.tokenizer_characters import all_characters, wrong_about
 from fuzz.tokenizer_claims import Subject, refute, subject
 from fuzz.vocabularies import VOCABULARIES, Unavailable, vocabulary_folder
 from tritandem.tokenizer.adversarial import long_texts, short_texts, unicode_text
@@ -48,6 +50,10 @@ def fuzz(name: str, count: int, seed: int) -> dict[str, object]:
             refuted += 1
             if refuted <= PRINTED:
                 print(f"REFUTED {name} seed {seed} text {tried}: {reason[:400]}\n  {text[:400]!r}", flush=True)
+    wrong = wrong_about(it, all_characters())
+    refuted += len(wrong)
+    if wrong:
+        print(f"REFUTED {name} {len(wrong)} of every character's places: {wrong[:PRINTED]!a}", flush=True)
     seconds = time.monotonic() - begun
     print(f"{name:20} {tried:7} texts {cuts:9} cuts {refuted:4} refuted {seconds:7.1f} s", flush=True)
     fast = it.fast is not None

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 DIGIT_ZEROS = (0x30, 0x660, 0x6F0, 0x7C0, 0x966, 0x9E6, 0xE50, 0xF20, 0x1040, 0x17E0, 0x1810, 0xFF10, 0x1D7CE, 0x1E950)
-SPACES = " \t\n\r\x0b\x0c\x85\xa0\u1680\u2003\u2028\u2029\u202f\u3000\ufeff\u200b\u200d\u2060"
+SPACES = " \t\n\r\x0b\x0c\x85\xa0\u1680\u180e\u2003\u2028\u2029\u202f\u3000\ufeff\u200b\u200d\u2060"
 APOSTROPHES = ("'s", "'S", "'t", "'RE", "'ve", "'ll", "'D", "'m", "’s", "'\u017f", "''", "' s", "'x", "s'", "n't")
 MARKS = (
     "\u0301\u0308\u0327\u0345\u0483\u0591\u064b\u0651\u093c\u094d\u0e31\u0f71\u1dc0\u20d0\u3099\u309a\ufe0f\U0001f3fd"

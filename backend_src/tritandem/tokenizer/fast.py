@@ -18,11 +18,12 @@ import numpy as np
 
 from ..contracts import Int32Array
 from .adversarial import WORDS
-from .pretokenizers import GPT2
+from .fast_forms import ByNumbers, parts_at_digits, recognised_form, with_regex_written_out
 from .source import TokenizerSource
 
 MIN_VERSION = (0, 3, 5)  # older ones give other ids for some texts, silently
 LONG_S = "\u017f"  # (?i:'s) matches it as an s; the engines disagree
+VOWEL_SEPARATOR = "\u180e"  # white space until Unicode 6.3; the engines disagree on that, too
 
 log = logging.getLogger("tritandem.tokenizer")
 
@@ -39,7 +40,9 @@ class FastEncoder:
 
     def vetoes(self, text: str) -> bool:
         """Whether this text is known to come out differently."""
-        return self._folds_case and not text.isascii() and LONG_S in text
+        if text.isascii():
+            return False
+        return VOWEL_SEPARATOR in text or (self._folds_case and LONG_S in text)
 
     def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
         """int32 [n], read-only. Raises whatever the engine raises for text it refuses."""
@@ -70,28 +73,23 @@ def load_fast(source: TokenizerSource) -> FastEncoder | None:
         log.warning("fastokens %s is too old: texts take the slow path; 0.3.5 or newer is needed", version)
         return None
     try:
-        from fastokens import Tokenizer
-
-        spec = with_regex_written_out(source.spec)
-        return FastEncoder(Tokenizer.from_json_str(json.dumps(spec, ensure_ascii=False)), "(?i:" in source.json_text)
+        return FastEncoder(_native(source.spec), "(?i:" in source.json_text)
     except Exception as error:  # a Rust extension's refusal comes as any class
         log.warning("fastokens refuses this tokenizer (%s): texts take the slow path", error)
         return None
 
 
-def with_regex_written_out(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer with GPT-2's regex as a `Split` in front of `ByteLevel`, where `ByteLevel` hides it.
+def _native(spec: dict[str, Any]) -> Any:
+    """fastokens over the quickest form of this tokenizer. Raises whatever fastokens raises for what it cannot do."""
+    from fastokens import Tokenizer
 
-    fastokens takes two to four times as long over the hidden form.
-    """
-    pre_tokenizer = spec["pre_tokenizer"] or {}
-    parts = pre_tokenizer["pretokenizers"] if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    last = parts[-1] if parts else {}
-    if last.get("type") != "ByteLevel" or not last.get("use_regex", True) or last["add_prefix_space"]:
-        return spec
-    split = {"type": "Split", "pattern": {"Regex": GPT2}, "behavior": "Isolated", "invert": False}
-    written_out = [*parts[:-1], split, {**last, "use_regex": False}]
-    return {**spec, "pre_tokenizer": {"type": "Sequence", "pretokenizers": written_out}}
+    def build(form: dict[str, Any]) -> Any:
+        return Tokenizer.from_json_str(json.dumps(form, ensure_ascii=False))
+
+    recognised, general = recognised_form(spec), with_regex_written_out(spec)
+    if recognised is None:
+        return build(general)
+    return ByNumbers(build(recognised), build(general)) if parts_at_digits(spec) else build(recognised)
 
 
 def warm_up(fast: FastEncoder) -> None:

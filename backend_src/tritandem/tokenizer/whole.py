@@ -7,6 +7,8 @@ nobody changes this tokenizer's truncation or padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -23,6 +25,11 @@ class WholeEncoder:
 
     def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
         """int32 [n]. Raises UnicodeEncodeError for lone surrogates, whatever the installed version calls them."""
-        text.encode("utf-8")  # `tokenizers` answers a lone surrogate with a TypeError about something else
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        return np.array(encoding.ids, dtype=np.int32)
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[Int32Array]:
+        """One int32 array a text, from one call. Raises UnicodeEncodeError if any holds a lone surrogate."""
+        for text in texts:
+            text.encode("utf-8")  # `tokenizers` answers a lone surrogate with a TypeError about something else
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
