@@ -17,6 +17,8 @@ JOINING = frozenset(" 'n")
 class CleanedText:
     """Another decoder's text, cleaned; what stands after the last safe space waits."""
 
+    finite = False
+
     def __init__(self, inner: TokenText, clean: Callable[[str], str]) -> None:
         self._inner = inner
         self._clean = clean

@@ -17,8 +17,13 @@ class StopWords:
         self._words = words
         self._any_re = re.compile("|".join(map(re.escape, words)))
         self._beginnings = frozenset(word[:length] for word in words for length in range(1, len(word)))
+        self._first_chars = frozenset(word[0] for word in words)
         self._last_chars = frozenset(beginning[-1] for beginning in self._beginnings)
         self._longest = max(map(len, words))
+
+    def may_begin_in(self, text: str) -> bool:
+        """Whether `text` holds the first character of a stop word."""
+        return not self._first_chars.isdisjoint(text)
 
     def find(self, text: str) -> tuple[int, int] | None:
         """[start, end) of the stop word that ends `text`, or None."""

@@ -13,10 +13,11 @@ from ..contracts import Int32Array
 from .cleaned_text import CleanedText
 from .source import TokenizerSource
 from .stop_words import StopWords, stop_words
-from .token_text import Undecoded, token_text
+from .token_text import SETTLED, Undecoded, token_text
 
 # Ids at a prompt's end that can matter to the text of the next.
 PROMPT_CONTEXT = 64
+MAX_KNOWN = 1 << 17  # remembered steps of one token; 30 MB
 
 
 class TextStep(NamedTuple):
@@ -46,6 +47,8 @@ class TextStreams:
         self._text = token_text(source)
         if source.clean_up_spaces:
             self._text = CleanedText(self._text, source.renderer.clean_up_tokenization)
+        self._known: dict[tuple[Undecoded, int], tuple[TextStep, Undecoded]] = {}
+        self._alone: dict[int, TextStep] = {}  # of these, the ones from SETTLED to SETTLED: nearly all tokens
 
     def open(self, prompt_ids: Int32Array, words: tuple[str, ...] = ()) -> TextState:
         """Begin a sequence that continues `prompt_ids` (int32 [n]) and ends at any of `words`."""
@@ -54,16 +57,19 @@ class TextStreams:
     def push(self, states: Sequence[TextState], tokens: Int32Array, counts: Int32Array) -> list[TextStep]:
         """One step a state: state i gets the next `counts[i]` of `tokens` (int32 [T]), in order."""
         ids: list[int] = tokens.tolist()
-        decode = self._text.decode
+        if len(ids) == len(states) and bool((counts == 1).all()):
+            push_one, alone = self._push_one, self._alone.get
+            return [
+                alone(token) or push_one(state, token)
+                if state.undecoded is SETTLED and state.stop is None
+                else push_one(state, token)
+                for state, token in zip(states, ids, strict=True)
+            ]
         steps = []
         end = 0
         for state, count in zip(states, counts.tolist(), strict=True):
             begin, end = end, end + count
-            if state.stop is None:
-                text, state.undecoded = decode(state.undecoded, ids[begin:end])
-                steps.append(TextStep(text, False, count))
-            else:
-                steps.append(self._push_until_stop(state, state.stop, ids[begin:end]))
+            steps.append(self._push_some(state, ids[begin:end]))
         return steps
 
     def flush(self, state: TextState) -> str:
@@ -74,6 +80,31 @@ class TextStreams:
         state.held, state.undecoded, state.stopped = "", Undecoded(at_start=False), True
         hit = state.stop.find(rest) if state.stop else None
         return rest[: hit[0]] if hit else rest
+
+    def _push_one(self, state: TextState, token: int) -> TextStep:
+        if state.held or state.stopped:
+            return self._push_some(state, [token])
+        step, undecoded = self._known.get((state.undecoded, token)) or self._follow(state.undecoded, token)
+        if state.stop is not None and state.stop.may_begin_in(step.text):
+            return self._push_some(state, [token])
+        state.undecoded = undecoded
+        return step
+
+    def _follow(self, before: Undecoded, token: int) -> tuple[TextStep, Undecoded]:
+        """What one token gives from a state; remembered where states repeat."""
+        text, after = self._text.decode(before, [token])
+        found = TextStep(text, False, 1), after
+        if self._text.finite and len(self._known) < MAX_KNOWN:
+            self._known[before, token] = found
+            if before is after is SETTLED:
+                self._alone[token] = found[0]
+        return found
+
+    def _push_some(self, state: TextState, ids: list[int]) -> TextStep:
+        if state.stop is not None:
+            return self._push_until_stop(state, state.stop, ids)
+        text, state.undecoded = self._text.decode(state.undecoded, ids)
+        return TextStep(text, False, len(ids))
 
     def _push_until_stop(self, state: TextState, stop: StopWords, ids: list[int]) -> TextStep:
         if state.stopped:

@@ -27,8 +27,15 @@ class Undecoded(NamedTuple):
     uncleaned: str = ""  # decoded, its white space not settled (CleanedText only)
 
 
+# Nothing is left over and the text has begun: every decoder returns this very object when it can, so that callers
+# may ask by identity.
+SETTLED = Undecoded(at_start=False)
+
+
 class TokenText(Protocol):
     """Turns chunks of ids into text. The chunks' texts and the last `finish` add up to transformers' `decode`."""
+
+    finite: bool  # whether states repeat, so that what follows from a state and an id is worth remembering
 
     def open(self, prompt_ids: Sequence[int]) -> Undecoded:
         """The state after a prompt; an unfinished character at its end is completed by the answer."""
@@ -61,6 +68,8 @@ class ByteLevelText:
     (an added token) its own UTF-8.
     """
 
+    finite = True
+
     def __init__(self, spellings: Sequence[str]) -> None:
         byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
         self._bytes = [_bytes_of(spelling, byte_of) for spelling in spellings]
@@ -68,8 +77,7 @@ class ByteLevelText:
         self._text_of = self._texts.__getitem__
 
     def open(self, prompt_ids: Sequence[int]) -> Undecoded:
-        tail = b"".join(self._raw(token) for token in prompt_ids[-32:])
-        return Undecoded(_unfinished(tail), at_start=False)
+        return _waiting_for(_unfinished(b"".join(self._raw(token) for token in prompt_ids[-32:])))
 
     def decode(self, state: Undecoded, ids: Sequence[int]) -> tuple[str, Undecoded]:
         if not state.pending:
@@ -79,7 +87,7 @@ class ByteLevelText:
                 pass  # a token that ends inside a character, or an id without a text
         raw = state.pending + b"".join([self._raw(token) for token in ids])
         text, used = codecs.utf_8_decode(raw, "replace", False)
-        return text, state._replace(pending=raw[used:])
+        return text, _waiting_for(raw[used:])
 
     def finish(self, state: Undecoded) -> str:
         return state.pending.decode("utf-8", "replace")
@@ -95,6 +103,8 @@ class ByteFallbackText:
     character is emitted when it is complete, so that a stream does not wait for the end of its run.
     """
 
+    finite = True
+
     def __init__(self, spellings: Sequence[str], strip_first_space: bool) -> None:
         self._strip = strip_first_space
         self._bytes = [_fallback_byte(spelling) for spelling in spellings]
@@ -108,7 +118,7 @@ class ByteFallbackText:
         for token in prompt_ids[-32:]:
             _, state = self.decode(state, [token])
         silent = state.at_start and not any(self._raw(token) or self._text(token) for token in prompt_ids)
-        return Undecoded(state.pending, at_start=silent)
+        return Undecoded(state.pending) if silent else _waiting_for(state.pending)
 
     def decode(self, state: Undecoded, ids: Sequence[int]) -> tuple[str, Undecoded]:
         if not state.pending and not state.at_start:
@@ -125,9 +135,10 @@ class ByteFallbackText:
                 out, pending = (out, pending) if text is None else (out + text, b"")
             elif text := self._text(token):
                 out, pending = out + REPLACEMENT * len(pending) + text, b""
-        if state.at_start and self._strip and out.startswith(" "):
-            return out[1:], Undecoded(pending, at_start=False)
-        return out, Undecoded(pending, state.at_start and not out)
+        if state.at_start and not out:
+            return out, Undecoded(pending)
+        drop = state.at_start and self._strip and out.startswith(" ")
+        return out[1:] if drop else out, _waiting_for(pending)
 
     def finish(self, state: Undecoded) -> str:
         return REPLACEMENT * len(state.pending)
@@ -146,6 +157,7 @@ class WindowText:
     """
 
     CONTEXT_IDS = 6
+    finite = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -205,6 +217,10 @@ def _decoded_or_none(raw: bytes) -> str | None:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return None
+
+
+def _waiting_for(pending: bytes) -> Undecoded:
+    return Undecoded(pending, at_start=False) if pending else SETTLED
 
 
 def _unfinished(raw: bytes) -> bytes:
