@@ -1,8 +1,9 @@
 """The scheduler's EnginePort over Triton: one decoupled call to the engine for tokens, plain calls for the rest.
 
-`stream` is iterated by one thread at a time and must stay this process's only decoupled call in which a thread
-waits (see call_relay); `submit`, `cancel` and `load` are one round trip each, from any thread. Every way in which
-the engine cannot be reached is EngineFailed. Knows nothing about scheduling.
+`stream` is iterated by one thread at a time; streams of several engines share a gate (see stream_gate). `submit`,
+`cancel` and `load` are one round trip each, from any thread, through the engine's own relay (see call_relay): one that
+hangs with its engine holds up no other. Every way in which the engine cannot be reached is EngineFailed. Knows
+nothing about scheduling.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from ..contracts import (
 from . import call_relay, engine_wire
 from .engine_wire import Op, WireBatch
 from .finished_calls import FinishedCalls
+from .stream_gate import StreamGate
 
-CALLS_MODEL = "engine_calls"
+CALLS_SUFFIX = "_calls"  # the relay of the model `engine` is the model `engine_calls`
 _STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
 # The stub keeps every response of a call until the call has ended (a step of 256 sequences: 17 KB of shared memory
 # and 19 KB of its own): after so many responses or bytes of arrays the next call takes over.
@@ -47,10 +49,10 @@ class _ShuttingDown(EngineFailed):
 class BlsEngine:
     """One engine model by its name in the model repository."""
 
-    def __init__(self, name: str, finished_calls: FinishedCalls) -> None:
+    def __init__(self, name: str, finished_calls: FinishedCalls, gate: StreamGate) -> None:
         self.name = name
         self._latest_load = LoadSnapshot()
-        self._finished_calls = finished_calls
+        self._finished_calls, self._gate = finished_calls, gate
         self._reading = threading.Lock()  # held by who iterates the stream
 
     def submit(self, requests: Sequence[EngineRequest]) -> list[TritandemError | None]:
@@ -96,17 +98,17 @@ class BlsEngine:
         successor, ended = None, False
         responses = size = 0
         try:
-            for response in call:
+            while (response := self._next(call)) is not None:
                 ended = response.has_error()  # always the last one
                 outputs = self._outputs(response)
+                responses += 1
                 if not outputs:
-                    continue  # the greeting, or the end
+                    continue  # the greeting, a sign of life, or the end
                 errors = _bytes(outputs.get("errors")) or None
                 wire = WireBatch(outputs["header"], outputs["tokens"], outputs.get("floats"), errors)
                 batch = engine_wire.unpack_batch(wire)
                 self._latest_load = batch.load
                 yield batch
-                responses += 1
                 size += sum(array.nbytes for array in outputs.values())
                 if successor is None and (responses >= ROTATE_AFTER_RESPONSES or size >= ROTATE_AFTER_BYTES):
                     successor = self._open_successor()
@@ -130,7 +132,8 @@ class BlsEngine:
             self._call(engine_wire.pack_call(Op.END_STREAM))
             for call in calls:
                 if call is not None:
-                    self._finished_calls.keep(call)
+                    with self._gate.reading():
+                        self._finished_calls.keep(call)
 
     def _open_stream(self) -> Any:
         self._finished_calls.settle()
@@ -140,12 +143,18 @@ class BlsEngine:
             inputs=[pb_utils.Tensor("header", engine_wire.pack_call(Op.STREAM))],
             preferred_memory=_host_memory(),
         )
-        return request.exec(decoupled=True)
+        with self._gate.opening():
+            return request.exec(decoupled=True)
+
+    def _next(self, call: Any) -> Any:
+        """The next response, None at the end."""
+        with self._gate.reading():
+            return next(call, None)
 
     def _open_successor(self) -> Any:
         """The next call, and with it the end of this one; None when Triton takes no new calls."""
         successor = self._open_stream()
-        if not next(successor).has_error():  # the greeting
+        if not self._next(successor).has_error():  # the greeting
             return successor
         self._finished_calls.keep(successor)
         return None
@@ -155,7 +164,7 @@ class BlsEngine:
         if tokens is not None:
             inputs.append(pb_utils.Tensor("tokens", tokens))
         request = pb_utils.InferenceRequest(
-            model_name=CALLS_MODEL,
+            model_name=self.name + CALLS_SUFFIX,
             requested_output_names=call_relay.OUTPUTS,
             inputs=inputs,
             parameters={"engine": self.name},

@@ -21,7 +21,7 @@ from .engine_wire import Op
 from .replies import error_response
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-WAIT_S = 0.1  # how often an idle sender looks whether it shall end
+WAIT_S = 0.1  # how often an idle sender looks whether it shall end, and gives a sign of life
 
 
 class Service(Protocol):
@@ -115,7 +115,8 @@ def _reply(**arrays: Any) -> Any:
 
 class _StreamSender:
     """One stream call: an empty greeting, so that opening it never waits for tokens, then batches until the engine
-    has been idle for a while or another call takes over, then FINAL, exactly once."""
+    has been idle for a while or another call takes over, then FINAL, exactly once. While there is no batch, empty
+    responses take the reader out of its wait: others can open their calls only then (see stream_gate)."""
 
     def __init__(self, service: Service, sender: Any, idle_s: float) -> None:
         self._service = service
@@ -146,10 +147,12 @@ class _StreamSender:
             if batch is not None:
                 self._sender.send(_batch_response(batch))
                 busy_s = time.monotonic()
-            elif self._service.live():
+                continue
+            if self._service.live():
                 busy_s = time.monotonic()
             elif time.monotonic() - busy_s >= self._idle_s:
                 return
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=[]))
 
 
 def _batch_response(batch: TokenBatch) -> Any:

@@ -95,13 +95,14 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     from .publishing import scheduler_publisher
     from .request_spans import RequestSpans
     from .scheduler_plug import SchedulerPlug
+    from .stream_gate import StreamGate
     from .timed_text import TimedTextStreams
 
     # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
     tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
-    finished_calls = FinishedCalls()
-    engines: list[EnginePort] = [BlsEngine(name, finished_calls) for name in names]
+    finished_calls, gate = FinishedCalls(), StreamGate()
+    engines: list[EnginePort] = [BlsEngine(name, finished_calls, gate) for name in names]
     streams = tokenizer.streams()
     registry = Registry()
     telemetry = config.telemetry
