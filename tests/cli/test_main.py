@@ -114,7 +114,7 @@ def test_models_that_are_not_fetched_are_listed_as_such(
 def test_the_doctor_says_what_would_be_refused(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model_folder / "config.json").unlink()
     ports = [str(port) for port in free_ports(3)]
-    words = ["doctor", "--model", str(model_folder), "--http-port", ports[0], "--grpc-port", ports[1]]
+    words = ["doctor", "--preflight", "--model", str(model_folder), "--http-port", ports[0], "--grpc-port", ports[1]]
     assert main([*words, "--metrics-port", ports[2]]) == 2
     verdicts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert verdicts["ports"] == "ok"

@@ -1,0 +1,90 @@
+"""The command: where to look, for how long, what to print. Exit codes are `verdict.Severity`, and 2 for a refusal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from tritandem.contracts import ConfigError
+
+from ..server_flags import add_server_flags
+from .preflight import check_start
+
+LOCAL_URL = "127.0.0.1:8002"
+EXIT_REFUSED = 2
+MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0
+
+DESCRIPTION = """
+Say what limits a running server: samples its metrics twice and names the bottleneck, with the evidence and what to
+change. Where no server runs, look at the machine instead. Exit code 0: nothing to change; 3: requests wait, or
+clients do not take what they get; 4: the CPU holds up the device; 2: nothing could be sampled, or (--preflight) the
+server could not start.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor", help="say what limits a running server, or whether one could start here", description=DESCRIPTION
+    )
+    parser.add_argument(
+        "--url", metavar="HOST:PORT", help=f"the server's metrics port (default: {LOCAL_URL} if it answers)"
+    )
+    parser.add_argument("--seconds", type=_seconds, default=10.0, help="between the two samples (default: %(default)g)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    preflight = parser.add_argument_group("before a start")
+    preflight.add_argument("--preflight", action="store_true", help="make the checks of a start with the flags below")
+    add_server_flags(preflight)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code. Raises ConfigError for a URL that gives no metrics."""
+    if args.preflight:
+        return 0 if check_start(args) else EXIT_REFUSED
+    from .sample import fetch, metrics_url
+
+    url = metrics_url(args.url or LOCAL_URL)
+    try:
+        before = fetch(url)
+    except ConfigError as error:
+        if args.url:
+            raise
+        print(f"tritandem: {error}", file=sys.stderr)
+        print(
+            "tritandem: looking at this machine instead; `doctor --preflight` says whether a server could start",
+            file=sys.stderr,
+        )
+        return _examine_machine(args)
+    time.sleep(args.seconds)
+    from .report import document, text
+    from .sample import Pair
+    from .verdict import judge
+
+    diagnosis = judge(Pair(before, fetch(url)))
+    print(json.dumps(document(diagnosis, url)) if args.json else text(diagnosis, url))
+    return int(diagnosis.finding.severity)
+
+
+def _examine_machine(args: argparse.Namespace) -> int:
+    from .machine import judge_machine, read
+    from .report import machine_document, machine_text
+
+    before = read()
+    time.sleep(args.seconds)
+    diagnosis = judge_machine(before, read())
+    print(json.dumps(machine_document(diagnosis)) if args.json else machine_text(diagnosis))
+    return int(diagnosis.severity)
+
+
+def _seconds(text: str) -> float:
+    allowed = f"allowed: a number from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"given {text!r}, {allowed}") from None
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"given {text}, {allowed}")
+    return seconds

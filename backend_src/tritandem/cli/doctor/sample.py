@@ -1,0 +1,121 @@
+"""One look at a server's /metrics: every series by name and labels, and what two of them say about the time between.
+
+Knows nothing about what a metric means. `fetch` is the only thing here that does I/O.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tritandem.contracts import ConfigError
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`at_s` is any clock that both samples of a pair share."""
+
+    at_s: float
+    series: Mapping[str, Sequence[Series]]
+
+    def has(self, name: str) -> bool:
+        return name in self.series
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all series that carry these labels; 0 where there is none."""
+        wanted = labels.items()
+        return sum(series.value for series in self.series.get(name, ()) if wanted <= series.labels.items())
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sum for each value of a label."""
+        sums: dict[str, float] = defaultdict(float)
+        for series in self.series.get(name, ()):
+            sums[series.labels[label]] += series.value
+        return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two samples of one server."""
+
+    before: Sample
+    after: Sample
+
+    @property
+    def seconds(self) -> float:
+        return self.after.at_s - self.before.at_s
+
+    def gained(self, name: str, **labels: str) -> float:
+        """What a counter gained; from zero where the server restarted in between."""
+        before, after = self.before.total(name, **labels), self.after.total(name, **labels)
+        return after - before if after >= before else after
+
+    def rate(self, name: str, **labels: str) -> float:
+        """Per second."""
+        return self.gained(name, **labels) / self.seconds
+
+    def rates(self, name: str, label: str) -> dict[str, float]:
+        """Per second, for each value of a label."""
+        values = self.after.by(name, label)
+        return {value: self.rate(name, **{label: value}) for value in values}
+
+    def mean(self, histogram: str, **labels: str) -> float | None:
+        """The mean of what was observed in between; None without an observation."""
+        count = self.gained(f"{histogram}_count", **labels)
+        return self.gained(f"{histogram}_sum", **labels) / count if count else None
+
+    def throughout(self, gauge: str, **labels: str) -> float:
+        """What a gauge was at both ends at least."""
+        return min(self.before.total(gauge, **labels), self.after.total(gauge, **labels))
+
+    def average(self, gauge: str) -> float | None:
+        """The mean over both ends and all series; None where there is none."""
+        values = [series.value for sample in (self.before, self.after) for series in sample.series.get(gauge, ())]
+        return sum(values) / len(values) if values else None
+
+
+def parse(text: str, at_s: float) -> Sample:
+    """Prometheus's text format. Raises ValueError for anything else."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    series: dict[str, list[Series]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            series[one.name].append(Series(one.labels, one.value))
+    return Sample(at_s, dict(series))
+
+
+def metrics_url(given: str) -> str:
+    """`host:port`, a server's address or the full URL -> the full URL. Raises ConfigError."""
+    url = given if "://" in given else f"http://{given}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: given {given!r}, allowed: host:port or an http(s) URL of the metrics port")
+    return url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+
+
+def fetch(url: str) -> Sample:
+    """Raises ConfigError where nobody answers, or not with the metrics of a Tritandem server."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            text = response.read().decode()
+        sample = parse(text, time.monotonic())
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"{url}: no metrics ({reason}); --url takes the metrics port of a running server") from error
+    if not any(name.startswith("tritandem_") for name in sample.series):
+        raise ConfigError(
+            f"{url}: Triton's metrics without any tritandem_*; is telemetry.metrics off, or is it another server?"
+        )
+    return sample

@@ -1,0 +1,144 @@
+"""What the metrics of two samples say about the time between, by the names that a verdict uses.
+
+The only place of the doctor that knows metric names. Pure. Counters are published every `metrics_period_s` (2 s), so
+that a rate over ten seconds is off by a fifth at worst: thresholds have to be coarser than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tritandem.telemetry import families as f
+
+from .sample import Pair
+
+TRITON_PENDING = "nv_inference_pending_request_count"
+TRITON_GPU = "nv_gpu_utilization"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One kind of process. Cores: CPU seconds a second."""
+
+    busy_cores: float = 0.0
+    waiting_cores: float = 0.0  # threads that were runnable and had no core
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Gauges are the lower of both ends ("throughout"), counters are per second; None: not known on this server."""
+
+    seconds: float
+    # Requests
+    running: float = 0.0
+    waiting: float = 0.0  # in the scheduler, or in an engine for their prefill
+    finished_per_s: float = 0.0
+    rejected_share: float = 0.0
+    output_tokens_per_s: float = 0.0
+    ttft_s: float | None = None
+    # Tokenizer
+    tokenize_s: float | None = None  # mean, as requests see it
+    tokenizer_queue: float = 0.0  # texts in it and requests that Triton holds before it
+    # Engine
+    sequences: float = 0.0  # that decode
+    sequence_limit: float = 0.0
+    steps_per_s: float = 0.0
+    decode_step_s: float | None = None
+    launch_s: float | None = None  # None where a launch is the step itself
+    idle_gap_share: float = 0.0  # of the time, the device had nothing to do while work waited
+    kv_used_share: float | None = None
+    preemptions_per_s: float = 0.0
+    prefix_hit_share: float | None = None
+    # Delivery
+    send_busy: float = 0.0  # threads inside `send`
+    unsent_characters: float = 0.0
+    stalled_clients: float = 0.0
+    unsent_bytes: float = 0.0
+    tokens_per_response: float | None = None
+    # CPU and GPU
+    components: dict[str, Component] = field(default_factory=dict)
+    server_cores: float | None = None
+    pressure_share: float | None = None  # of the time, some task waited for a core
+    throttled_share: float = 0.0
+    gpu_utilisation: float | None = None
+    sm_activity: float | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Only engines on a GPU tell how long a launch takes."""
+        return self.gpu_utilisation is not None or self.launch_s is not None
+
+    @property
+    def busy_cores(self) -> float:
+        return sum(component.busy_cores for component in self.components.values())
+
+    @property
+    def waiting_cores(self) -> float:
+        return sum(component.waiting_cores for component in self.components.values())
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the time in which the server's threads could have run, they waited for a core."""
+        wanted = self.busy_cores + self.waiting_cores
+        return self.waiting_cores / wanted if wanted else 0.0
+
+
+def read_signals(pair: Pair) -> Signals:
+    finished = pair.rate(f.REQUESTS.name)
+    rejected = pair.rate(f.REQUESTS.name, outcome="REJECTED_SATURATED")
+    prompt_tokens = pair.gained(f.PROMPT_TOKENS.name)
+    return Signals(
+        seconds=pair.seconds,
+        running=pair.throughout(f.REQUESTS_RUNNING.name),
+        waiting=pair.throughout(f.REQUESTS_WAITING.name) + pair.throughout(f.ENGINE_WAITING.name),
+        finished_per_s=finished,
+        rejected_share=rejected / finished if finished else 0.0,
+        output_tokens_per_s=pair.rate(f.OUTPUT_TOKENS.name),
+        ttft_s=pair.mean(f.TIME_TO_FIRST_TOKEN.name),
+        tokenize_s=pair.mean(f.TOKENIZE.name),
+        tokenizer_queue=pair.throughout(f.TOKENIZATION_QUEUE.name) + pair.throughout(TRITON_PENDING, model="tokenizer"),
+        sequences=pair.throughout(f.ENGINE_RUNNING.name),
+        sequence_limit=pair.throughout(f.SEQUENCE_LIMIT.name),
+        steps_per_s=pair.rate(f.ENGINE_STEPS.name),
+        decode_step_s=pair.mean(f.DECODE_STEP.name),
+        launch_s=pair.mean(f.GRAPH_LAUNCH.name, phase="decode"),
+        idle_gap_share=max(pair.rates(f"{f.STEP_IDLE.name}_sum", "engine").values(), default=0.0),
+        kv_used_share=_kv_used_share(pair),
+        preemptions_per_s=pair.rate(f.PREEMPTIONS.name),
+        prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / prompt_tokens if prompt_tokens else None,
+        send_busy=pair.rate(f"{f.SEND.name}_sum"),
+        unsent_characters=pair.throughout(f.UNSENT_CHARACTERS.name),
+        stalled_clients=pair.throughout(f.CLIENTS_STALLED.name),
+        unsent_bytes=pair.throughout(f.UNSENT_BYTES.name),
+        tokens_per_response=pair.mean(f.RESPONSE_TOKENS.name),
+        components=_components(pair),
+        server_cores=pair.average(f.SERVER_CORES.name),
+        pressure_share=pair.rate(f.CPU_PRESSURE.name) if pair.after.has(f.CPU_PRESSURE.name) else None,
+        throttled_share=pair.rate(f.CPU_THROTTLED.name),
+        gpu_utilisation=_either(pair.average(TRITON_GPU), pair.average(f.GPU_UTILISATION.name)),
+        sm_activity=pair.average(f.GPU_SM_ACTIVITY.name),
+    )
+
+
+def _either(first: float | None, second: float | None) -> float | None:
+    return second if first is None else first
+
+
+def _kv_used_share(pair: Pair) -> float | None:
+    """Of the fullest engine, throughout."""
+    shares = []
+    for engine in pair.after.by(f.KV_BLOCKS_FREE.name, "engine"):
+        used = pair.throughout(f.KV_BLOCKS_USED.name, engine=engine)
+        total = pair.after.total(f.KV_BLOCKS_USED.name, engine=engine) + pair.after.total(
+            f.KV_BLOCKS_FREE.name, engine=engine
+        )
+        shares.append(used / total if total else 0.0)
+    return max(shares, default=None)
+
+
+def _components(pair: Pair) -> dict[str, Component]:
+    waits = pair.rates(f.RUN_QUEUE_WAIT.name, "component")
+    return {
+        name: Component(busy_cores=busy, waiting_cores=waits.get(name, 0.0))
+        for name, busy in pair.rates(f.PROCESS_CPU.name, "component").items()
+    }
