@@ -10,7 +10,7 @@ import sys
 import pytest
 from deployment_files import DASHBOARD, DOCKER, METRIC, all_queries, dashboard_queries, read_yaml, rule_queries
 from tritandem.contracts import Outcome
-from tritandem.telemetry.families import FAMILIES, Kind
+from tritandem.telemetry.families import FAMILIES, VLLM_NAMES, Kind
 
 # Triton's own, from its documentation; label sets are Triton's.
 TRITON_METRICS = {
@@ -110,3 +110,11 @@ def test_panels_do_not_overlap_and_name_a_provisioned_datasource() -> None:
 def test_every_family_that_the_code_publishes_is_on_the_dashboard() -> None:
     shown = {name for _, query in dashboard_queries() for name in METRIC.findall(query)}
     assert not {f.name for f in FAMILIES if not any(name.startswith(f.name) for name in shown)}
+
+
+def test_the_guide_names_only_what_is_published_and_the_whole_table_of_vllms_names() -> None:
+    guide = (DOCKER / "README.md").read_text()
+    named = set(re.findall(r"`((?:tritandem|nv)_[a-z_]+)`", guide))
+    assert named <= {family.name for family in FAMILIES} | set(TRITON_METRICS)
+    rows = dict(re.findall(r"^\| `(vllm:\w+)` \| `(\w+)` \|$", guide, re.MULTILINE))
+    assert rows == {theirs: ours for ours, theirs in VLLM_NAMES.items()}
