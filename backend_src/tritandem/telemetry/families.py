@@ -141,8 +141,9 @@ CPU_THROTTLED = _counter("cpu_throttled_seconds", "Time throttled by the cgroup'
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 
 VLLM_NAMES: dict[str, str] = {
+    "tritandem_requests_total": "vllm:request_success_total",
     "tritandem_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-    "tritandem_inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    "tritandem_inter_token_latency_seconds": "vllm:request_time_per_output_token_seconds",
     "tritandem_request_latency_seconds": "vllm:e2e_request_latency_seconds",
     "tritandem_queue_wait_seconds": "vllm:request_queue_time_seconds",
     "tritandem_prefill_seconds": "vllm:request_prefill_time_seconds",
