@@ -20,7 +20,7 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1000px;paddin
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin-top:2rem}.sub{color:#5b6470;margin-top:0}
 table{border-collapse:collapse;width:100%}th,td{padding:.35rem .6rem;text-align:right;border-bottom:1px solid #e3e6ea}
 th:first-child,td:first-child{text-align:left}td{font-variant-numeric:tabular-nums}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:1.2rem 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:.8rem;margin:1.2rem 0}
 .tile{border:1px solid #e3e6ea;border-radius:8px;padding:.7rem .9rem}.tile b{display:block;font-size:1.35rem}
 .tile span{color:#5b6470;font-size:.85rem}.bad{background:#fdecea;border-left:4px solid #c0392b;padding:.6rem 1rem}
 .good{background:#eaf6ee;border-left:4px solid #3a8f5c;padding:.6rem 1rem}img{max-width:100%}
@@ -53,7 +53,8 @@ def _verdict(report: Report) -> str:
     lines = [("bad", f"Invalid run: {reason}") for reason in report.reasons]
     for name, slo in report.summary["slo"].items():
         value = "no sample" if slo["value_ms"] is None else f"{slo['value_ms']:.1f} ms"
-        text = f"SLO {METRICS[name]} p{slo['percentile']:g} within {slo['limit_ms']:g} ms: {value}"
+        verdict = "met" if slo["met"] else "missed"
+        text = f"SLO {verdict}: {METRICS[name]} p{slo['percentile']:g} within {slo['limit_ms']:g} ms, measured {value}"
         lines.append(("good" if slo["met"] else "bad", text))
     return "".join(f"<p class={kind}>{html.escape(text)}</p>" for kind, text in lines)
 
@@ -62,12 +63,12 @@ def _tiles(report: Report) -> str:
     s = report.summary
     asked = "" if s["target_rps"] is None else f" of {s['target_rps']:g}"
     tiles = (
-        (f"{s['achieved_rps']:g}{asked}", "requests/s sent"),
+        (f"{round(s['achieved_rps'], 1):g}{asked}", "requests/s sent"),
         (f"{s['requests']}", "requests"),
         (f"{s['failed']}", "failed"),
         (f"{s['output_tokens_per_s']:,.0f}", "output tokens/s"),
         (f"{s['total_tokens_per_s']:,.0f}", "total tokens/s"),
-        (f"{s['goodput_rps']:g}", "goodput, requests/s"),
+        (f"{round(s['goodput_rps'], 1):g}", "goodput, requests/s"),
         (f"{s['missed_schedule_rate']:.2%}", "missed schedule"),
     )
     return (

@@ -60,7 +60,7 @@ def _latency_over_time(report: Report, path: Path) -> None:
             axes.axhline(report.config.slo[name], color=_RED, linestyle="--", linewidth=1, label="SLO")
         axes.set_ylabel(f"{METRICS[name]}, ms")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="upper right", ncols=3)
+        _legend_above(axes)
     bottom.set_xlabel("seconds since the start (when the request was due)")
     _save(figure, path)
 
@@ -68,7 +68,7 @@ def _latency_over_time(report: Report, path: Path) -> None:
 def _distributions(report: Report, path: Path) -> None:
     pyplot = _pyplot()
     samples = samples_ms([r for r in report.records if r.outcome == COMPLETED])
-    figure, panels = pyplot.subplots(1, 3, figsize=(10.5, 3.6), sharey=True)
+    figure, panels = pyplot.subplots(1, 3, figsize=(8.5, 3.2), sharey=True)
     for axes, name in zip(panels, ("ttft", "itl", "e2e"), strict=True):
         values = sorted(samples[name])
         if values:
@@ -103,9 +103,8 @@ def _throughput(report: Report, path: Path) -> None:
     flight.set_ylim(bottom=0)
     for axes in (top, bottom):
         axes.set_ylim(bottom=0)
-    top.legend(loc="lower right", ncols=4)
-    handles = bottom.get_lines() + flight.get_lines()
-    bottom.legend(handles, [line.get_label() for line in handles], loc="lower right", ncols=2)
+    _legend_above(top)
+    _legend_above(bottom, bottom.get_lines() + flight.get_lines())
     bottom.set_xlabel("seconds since the start")
     _save(figure, path)
 
@@ -113,15 +112,17 @@ def _throughput(report: Report, path: Path) -> None:
 def draw_sweep(rows: Sequence[dict[str, Any]], directory: Path) -> Path:
     """Throughput and latency against the rate asked for; rates that missed the SLO are drawn hollow."""
     pyplot = _pyplot()
+    from matplotlib import ticker
+
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 3.8))
     rates = [row["rps"] for row in rows]
     left.plot(rates, rates, color=_GREY, linestyle=":", label="asked")
     for axes, name, label, colour in (
         (left, "achieved_rps", "sent", _BLUE),
         (left, "goodput_rps", "within the SLO", _GREEN),
-        (right, "ttft_ms_p50", "time to first token p50", _BLUE),
-        (right, "ttft_ms_p99", "time to first token p99", _ORANGE),
-        (right, "itl_ms_p99", "inter-token latency p99", _GREEN),
+        (right, "ttft_ms_p50", "first token p50", _BLUE),
+        (right, "ttft_ms_p99", "first token p99", _ORANGE),
+        (right, "itl_ms_p99", "inter-token p99", _GREEN),
     ):
         points = [(row["rps"], row[name], row["slo_met"]) for row in rows if row[name] is not None]
         axes.plot([p[0] for p in points], [p[1] for p in points], color=colour, label=label)
@@ -133,12 +134,25 @@ def draw_sweep(rows: Sequence[dict[str, Any]], directory: Path) -> Path:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(rates, [f"{rps:g}" for rps in rates])
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("requests/s asked for (hollow: SLO missed or run invalid)")
-        axes.legend()
+        axes.set_xlabel("requests/s asked (hollow: SLO missed or invalid run)")
+        _legend_above(axes)
+    left.set_yticks(rates, [f"{rps:g}" for rps in rates])
+    right.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    right.yaxis.set_major_formatter("{x:,g}")
+    for axes in (left, right):
+        axes.minorticks_off()
     path = directory / "sweep.png"
     _save(figure, path)
     return path
+
+
+def _legend_above(axes: Any, handles: Sequence[Any] | None = None) -> None:
+    """In one line over the right end of the panel, where it covers no data."""
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.98), "ncols": 4}
+    if handles is None:
+        axes.legend(**place)
+    else:
+        axes.legend(handles, [handle.get_label() for handle in handles], **place)
 
 
 def _save(figure: Any, path: Path) -> None:

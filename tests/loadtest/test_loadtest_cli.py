@@ -29,7 +29,7 @@ def test_a_missed_slo_is_exit_code_1_and_the_report_is_on_disk(
     assert summary["slo"]["itl"]["met"] is True
     assert summary["completed"] == 10
     page = (out / "report.html").read_text()
-    assert "SLO time to first token" in page
+    assert "SLO missed: time to first token" in page
     assert page.count("data:image/png;base64,") == 3
     assert "http://" not in page  # self-contained
     for name in ("latency.png", "distribution.png", "throughput.png"):

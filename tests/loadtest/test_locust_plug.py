@@ -77,23 +77,31 @@ def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_co
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     flags = ["-f", str(LOCUSTFILE), "--host", engine["raw_grpc"], "--rps", "20", "--output-tokens", "4"]
-    flags += ["--autostart", "--autoquit", "0", "--run-time", "4s", "--web-port", str(port), "--only-summary"]
+    flags += ["--autostart", "--autoquit", "2", "--run-time", "4s", "--web-port", str(port), "--only-summary"]
+    flags += ["--html", str(tmp_path / "run.html")]
     flags += ["--csv", str(tmp_path / "run"), "--stamps-dir", str(tmp_path / "stamps"), "--slo", "ttft=1ms"]
     command = [sys.executable, "-m", "locust", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         page = f"http://127.0.0.1:{port}"
-        assert "Token charts" in wait_for(page + "/", "Token charts")
+        assert 'id: "token-charts"' in wait_for(page + "/", "token-charts")
         seen: dict[str, Any] = json.loads(wait_for(page + "/tokens/data", '"ttft_p99"'))
         assert {row["metric"] for row in seen["table"]} >= {"time to first token (ms)", "inter-token latency (ms)"}
         shown = json.loads(wait_for(page + "/stats/requests", "extended_stats"))
         assert [table["key"] for table in shown["extended_stats"]] == ["token-latency"]
+        first, *seconds = csv.DictReader(fetch(page + "/tokens/csv").splitlines())
+        assert first["second"] == "0"
+        assert float(first["ttft_p99"] or seconds[0]["ttft_p99"]) > 0
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait(10)
     assert process.returncode == 1, said
     assert "SLO missed: ttft" in said
+    report = (tmp_path / "run.html").read_text()
+    figures = json.loads(report.rpartition("getElementById('token-section'), ")[2].partition(")</script>")[0])
+    assert figures["outcomes"]["COMPLETED"] > 0
+    assert figures["rows"]
     with (tmp_path / "run_stats.csv").open() as lines:
         counts = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(lines)}
     assert counts["Aggregated"] == counts["end to end"] == counts["time to first token"]

@@ -97,6 +97,11 @@ class LiveFigures:
             for name, buckets in theirs.items():
                 mine[name].buckets.update({int(bucket): count for bucket, count in buckets.items()})
 
+    def figures(self) -> dict[str, Any]:
+        """Everything that the charts show."""
+        outcomes, tokens = dict(self.outcomes), self.output_tokens
+        return {"rows": self.rows, "table": self.table(), "outcomes": outcomes, "tokens": tokens}
+
     def table(self) -> list[dict[str, str]]:
         """One row a metric, in milliseconds, for Locust's table."""
         return [

@@ -65,7 +65,9 @@ class Plug:
             hooks.report_to_master.add_listener(self._on_report)
             return
         hooks.worker_report.add_listener(self._on_worker_report)
+        hooks.reset_stats.add_listener(lambda **_: self._live.clear())
         hooks.quitting.add_listener(self._on_quitting)
+        hooks.quit.add_listener(self._on_quit)
         gevent.spawn(self._close_seconds)
 
     def _on_shard(self, msg: Any, **_: Any) -> None:
@@ -132,6 +134,12 @@ class Plug:
             if not value_ms <= limit_ms:
                 _log.error("SLO missed: %s p%g is %.1f ms, limit %g", name, config.slo_percentile, value_ms, limit_ms)
                 self._environment.process_exit_code = 1
+
+    def _on_quit(self, **_: Any) -> None:
+        """Locust has written its report by now, unless a signal ended it."""
+        written = self._environment.parsed_options.html_file
+        if written and Path(written).is_file():
+            web.complete_report(Path(written), self._live)
 
     def _close_seconds(self) -> None:
         while True:

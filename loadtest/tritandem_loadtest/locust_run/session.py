@@ -73,6 +73,10 @@ class LoadSession:
         self._stopping.set()
         self._started.set()
 
+    def wait_for_stop(self) -> None:
+        """Until `stop`: for users without an arrival."""
+        self._stopping.wait()
+
     def run_next(self) -> RequestRecord | None:
         """Take the next arrival, wait for its time and send it; None when there is none left.
 

@@ -17,7 +17,7 @@ SESSION_ATTRIBUTE = "tritandem_session"
 
 
 class StreamUser(User):  # type: ignore[misc]
-    """Needs `environment.tritandem_session`; stops when the schedule has no more arrivals."""
+    """Needs `environment.tritandem_session`; idle once the schedule has no more arrivals."""
 
     @task  # type: ignore[untyped-decorator]
     def serve_next(self) -> None:
@@ -28,6 +28,8 @@ class StreamUser(User):  # type: ignore[misc]
             session.failure = session.failure or f"{type(error).__name__}: {error}"
             raise StopUser from error
         if record is None:
+            # Users that left would look like a fading load on Locust's page.
+            session.wait_for_stop()
             raise StopUser
         log_to_locust(self.environment, record)
 
