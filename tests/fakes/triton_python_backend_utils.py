@@ -84,6 +84,38 @@ class InferenceResponse:
         return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
 
 
+class MetricFamily:
+    """Values of all series by family name, for tests to read. Triton shares them between processes, as this does."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}  # noqa: RUF012
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        if kind not in (self.COUNTER, self.GAUGE):
+            raise ValueError(f"unknown kind {kind}")
+        self._series = self.values.setdefault(name, {})
+        self._kind = kind
+
+    def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802
+        return Metric(self._series, tuple(sorted(labels.items())), self._kind)
+
+
+class Metric:
+    def __init__(self, series: dict[tuple[tuple[str, str], ...], float], key: Any, kind: str) -> None:
+        self._series, self._key, self._kind = series, key, kind
+        series.setdefault(key, 0.0)
+
+    def increment(self, value: float) -> None:
+        if self._kind == MetricFamily.COUNTER and value < 0:
+            raise TritonModelException("a counter cannot be decremented")
+        self._series[self._key] += value
+
+    def set(self, value: float) -> None:
+        if self._kind == MetricFamily.COUNTER:
+            raise TritonModelException("a counter cannot be set")
+        self._series[self._key] = value
+
+
 class ResponseSender:
     """`before_send` may block in the place of a process round trip."""
 

@@ -22,6 +22,7 @@ def _clean_fake() -> Iterator[None]:
     pb_utils.Logger.lines.clear()
     pb_utils.InferenceRequest.models.clear()
     pb_utils.InferenceRequest.decoupled.clear()
+    pb_utils.MetricFamily.values.clear()
     yield
     unexpected = [text for level, text in pb_utils.Logger.lines if level == "error"]
     assert not unexpected, unexpected
