@@ -4,15 +4,17 @@
 #   make test     every test but those that need a GPU     (ARGS="-k claim" are handed on)
 #   make lint     ruff and mypy
 #   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
+#   make audit    known vulnerabilities of the pinned packages; needs the network, fails when a package cannot be looked up
 #   make clean    remove .venv and everything generated    (fetched models stay in the cache folder)
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
+AUDIT := .venv-audit
 ARGS ?=
 FUZZ_TEXTS ?= 20000
 
-.PHONY: demo serve test lint fuzz clean setup
+.PHONY: demo serve test lint fuzz audit clean setup
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -40,7 +42,13 @@ lint: $(STAMP)
 fuzz: $(STAMP)
 	@$(BIN)/python loadtest/fuzz/tokenizer.py --texts $(FUZZ_TEXTS) $(ARGS)
 
+# An environment of its own: what audits must not be among what is audited.
+audit: $(STAMP)
+	@test -x $(AUDIT)/bin/pip-audit || { $(BIN)/python -m venv $(AUDIT) && \
+		$(AUDIT)/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
+	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
