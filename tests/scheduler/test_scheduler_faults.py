@@ -124,6 +124,25 @@ def test_an_engine_that_was_replaced_under_its_name_is_found_out(start: Start) -
     assert fresh.text == "5.6."
 
 
+def test_a_stream_that_lags_behind_the_answers_to_calls_is_no_other_engine(start: Start) -> None:
+    engine, sink = FakeEngine(automatic=False), RecordingSink()
+    running = start([engine])
+    running.service.submit(request(3, max_tokens=2, output=STREAM), sink)
+    [seq_id] = engine.wait_live(1)
+    engine.set_load(steps=1000)
+    engine.emit([(seq_id, [1], FinishCode.RUNNING)])
+    sink.wait_chunks(1)
+    [link] = running.service._core.links
+    engine.set_load(steps=5000)
+    link.probe()
+    wait_until(lambda: link.load.steps == 5000)
+    engine.set_load(steps=1100)
+    engine.emit([(seq_id, [2], FinishCode.LENGTH)])
+    sink.wait_end()
+    assert sink.error is None
+    assert link.load.steps == 5000
+
+
 def test_a_stream_that_never_ends_does_not_keep_a_restarted_engine_out(start: Start) -> None:
     engine, lost = FakeEngine(automatic=False), RecordingSink()
     running = start([engine], engine_silence_s=0.02)

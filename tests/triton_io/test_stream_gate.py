@@ -85,7 +85,8 @@ def test_an_opener_waits_for_the_reader_to_come_out_and_new_readers_wait_for_the
 
 
 def test_a_reader_that_never_comes_out_does_not_hold_up_the_others_for_ever() -> None:
-    gate, entered, leave = StreamGate(patience_s=0.05), threading.Event(), threading.Event()
+    patience_s = 0.3
+    gate, entered, leave = StreamGate(patience_s), threading.Event(), threading.Event()
 
     def read() -> None:
         with gate.reading():
@@ -95,10 +96,16 @@ def test_a_reader_that_never_comes_out_does_not_hold_up_the_others_for_ever() ->
     stuck = threading.Thread(target=read)
     stuck.start()
     assert entered.wait(WAIT_S)
+    begun_s = time.monotonic()
     with gate.opening():
-        assert stuck.is_alive()
-    with gate.reading():
-        pass
+        assert time.monotonic() - begun_s >= patience_s
+    begun_s = time.monotonic()
+    for _ in range(10):
+        with gate.opening():
+            assert stuck.is_alive()
+        with gate.reading():
+            pass
+    assert time.monotonic() - begun_s < patience_s  # it was waited for once
     leave.set()
     stuck.join()
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 1.0
-STALE_STEPS = 64  # an engine's answer may be a little older than its newest stream message
+STALE_STEPS = 64  # an engine's report may be a little older than the message that carries it
 OUT_PATIENCE_S = 0.25  # at close, for the threads of an engine that does not answer
 REOPEN_PAUSE_S = 0.02  # after a stream that ended without a message while sequences live
 
@@ -62,6 +62,7 @@ class EngineLink:
     ) -> None:
         self.port, self.name = port, port.name
         self.load = LoadSnapshot()
+        self._streamed_steps = 0  # of the newest stream message
         self.last_heard_ns = clock()
         self.call_started_ns = 0  # of the call in progress; 0: none
         self._text, self._desk, self._router = text, desk, router
@@ -110,7 +111,7 @@ class EngineLink:
                 return
             log.warning("engine %s is left out: %s", self.name, error)
             self.health = Health.DOWN
-            self.load = LoadSnapshot()
+            self.load, self._streamed_steps = LoadSnapshot(), 0
             self._orphans += [*self._router.routes, *self._cancels]
             self._router.routes.clear()
             self._submits, self._cancels = [], []
@@ -186,8 +187,7 @@ class EngineLink:
         before = self.load
         answer = self._call(self.port.load)
         assert isinstance(answer, LoadSnapshot)
-        if self.load is before:  # otherwise a stream message has overtaken the answer
-            self._heard(answer)
+        self._heard(answer, before.steps)
 
     def _try_to_connect(self) -> None:
         self._ask_load()
@@ -283,19 +283,25 @@ class EngineLink:
             if self._reader is not me:
                 break
             messages += 1
-            self._heard(batch.load)
+            self._heard(batch.load, self._streamed_steps)
+            self._streamed_steps = batch.load.steps
             self._router.deliver(batch)
         return messages
 
     def _new_reader(self) -> threading.Thread:
         return threading.Thread(target=self._read_loop, name=f"tritandem-read-{self.name}", daemon=True)
 
-    def _heard(self, load: LoadSnapshot) -> None:
-        """Step counts grow in the life of an engine: a much smaller one is another engine under the same name."""
+    def _heard(self, load: LoadSnapshot, earlier_steps: int) -> None:
+        """Step counts grow in the life of an engine: a much smaller one is another engine under the same name.
+
+        `earlier_steps`: of a report that was certainly made earlier. A stream may lag behind the answers to calls by
+        any number of steps.
+        """
         self.last_heard_ns = self._clock()
-        if load.steps + STALE_STEPS < self.load.steps:
+        if load.steps + STALE_STEPS < earlier_steps:
             raise EngineFailed("it was restarted")
-        self.load = load
+        if load.steps >= self.load.steps:
+            self.load = load
 
 
 def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# A reader that does not come out for so long waits for an engine that is stopped or dead: nothing arrives to wake it.
-PATIENCE_S = 2.0
+# A reader that does not come out for so long waits for an engine that is dead, whose calls Triton never ends: nothing
+# arrives to wake it, so it is no danger, and nobody waits for it again.
+PATIENCE_S = 1.0
 
 
 class StreamGate:
@@ -22,21 +23,24 @@ class StreamGate:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._changed = threading.Condition()
-        self._readers = 0
+        self._readers: set[int] = set()  # threads
+        self._stuck: set[int] = set()  # of those
         self._openers = 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Around one step of an iterator. Waits for whoever wants to open."""
+        me = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._openers)
-            self._readers += 1
+            self._readers.add(me)
         try:
             yield
         finally:
             with self._changed:
-                self._readers -= 1
-                if self._openers and not self._readers:
+                self._readers.discard(me)
+                self._stuck.discard(me)
+                if self._openers and self._readers == self._stuck:
                     self._changed.notify_all()
 
     @contextmanager
@@ -45,7 +49,8 @@ class StreamGate:
         with self._changed:
             self._openers += 1
             try:
-                self._changed.wait_for(lambda: not self._readers, self._patience_s)
+                if not self._changed.wait_for(lambda: self._readers == self._stuck, self._patience_s):
+                    self._stuck = set(self._readers)
                 yield
             finally:
                 self._openers -= 1

@@ -1,0 +1,157 @@
+"""Two engines under one scheduler: both work, one that is killed is left out, the other goes on, nothing hangs.
+
+The engines only count, so that streams are opened, left and read at a rate that no model reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import start_server
+from server_memory import stub_pids
+from tritandem.server import TritonServer
+from tritandem.server.health import live_stubs
+from tritandem.server.repository import default_repository
+from tritandem_client import Client, Failed, TritandemClientError
+
+pytestmark = pytest.mark.triton
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "loadtest" / "benchmarks"
+STEP_S = 0.005
+CLIENTS = 12
+SHORT, LONG = 12, 1200
+ENDS_WITHIN_S = 8.0  # an engine that has died is noticed after one second; the machine may be busy
+ENGINE = f"""
+        import sys
+        sys.path.insert(0, {str(BENCHMARKS)!r})
+        from free_running_engine import FreeRunningService
+        from tritandem.triton_io.engine_plug import EnginePlug
+
+        self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0)
+"""
+SCHEDULER = """
+        from tritandem.triton_io import bls_engine
+        from tritandem.triton_io.start import start_scheduler
+
+        bls_engine.ROTATE_AFTER_RESPONSES = 2
+        self._plug = start_scheduler(args)
+"""
+# As the second engine of a deployment is made: both folders copied, and named to the scheduler.
+COPIES = {"engine": "engine_b", "engine_calls": "engine_b_calls"}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("several") / "model_repository"
+    shutil.copytree(default_repository(), repository, ignore=shutil.ignore_patterns("__pycache__"))
+    for model, body in {"engine": ENGINE, "scheduler": SCHEDULER}.items():
+        (repository / model / "1" / "model.py").write_text(
+            f"class TritonPythonModel:\n    def initialize(self, args):{body}\n"
+            "    def execute(self, requests):\n        self._plug.execute(requests)\n\n"
+            "    def finalize(self):\n        self._plug.close()\n"
+        )
+    for model, copy in COPIES.items():
+        shutil.copytree(repository / model, repository / copy)
+        replace(repository / copy / "config.pbtxt", f'name: "{model}"', f'name: "{copy}"')
+    replace(repository / "scheduler" / "config.pbtxt", 'string_value: "engine"', 'string_value: "engine, engine_b"')
+    return repository
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[TritonServer]:
+    with start_server(repository=repository) as running:
+        yield running
+
+
+class Load:
+    """CLIENTS threads that each send `requests` requests; `counts` are tokens of whole answers."""
+
+    def __init__(self, server: TritonServer, requests: int, max_tokens: int) -> None:
+        self.counts: list[int] = []
+        self.errors: list[TritandemClientError] = []
+        self.streaming = threading.Semaphore(0)
+        self._server, self._requests, self._max_tokens = server, requests, max_tokens
+        self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        with Client(self._server.grpc_url, timeout_s=60) as client:
+            for _ in range(self._requests):
+                count = 0
+                try:
+                    for chunk in client.stream(
+                        "Say it.", max_tokens=self._max_tokens, sampling_parameters={"ignore_eos": True}
+                    ):
+                        if count == 0:
+                            self.streaming.release()
+                        count += chunk.num_output_tokens
+                except TritandemClientError as error:
+                    self.errors.append(error)
+                else:
+                    self.counts.append(count)
+
+    def wait_all_stream(self) -> None:
+        for _ in range(CLIENTS):
+            assert self.streaming.acquire(timeout=30)
+
+    def join(self, timeout_s: float = 60.0) -> None:
+        end_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        assert not any(thread.is_alive() for thread in self._threads), "requests hang"
+
+
+def served_by(server: TritonServer) -> Counter[str]:
+    """Finished requests by engine, from the log."""
+    lines = re.findall(r'\{\\?"event.*?\}"?$', server.log(), re.MULTILINE)
+    return Counter(json.loads(line.rstrip('"').replace('\\"', '"'))["engine"] for line in lines)
+
+
+def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+def test_both_engines_serve_and_every_stream_is_whole(server: TritonServer) -> None:
+    stubs = live_stubs(server.pid)
+    load = Load(server, 15, SHORT)
+    load.join()
+    assert not load.errors
+    assert load.counts == [SHORT] * CLIENTS * 15
+    wait_for("both engines in the log", lambda: set(served_by(server)) == {"engine", "engine_b"}, 10.0)
+    assert live_stubs(server.pid) == stubs
+
+
+def test_a_killed_engine_fails_its_streams_alone(server: TritonServer) -> None:
+    load = Load(server, 1, LONG)
+    load.wait_all_stream()
+    os.kill(stub_pids(server.pid)["engine_b"], signal.SIGKILL)
+    fresh = Load(server, 10, SHORT)  # some are on their way to it, and move
+    load.join(ENDS_WITHIN_S + LONG * STEP_S)
+    fresh.join()
+    assert load.counts
+    assert load.counts == [LONG] * len(load.counts)
+    assert load.errors
+    assert all(isinstance(error, Failed) and "engine_b" in str(error) for error in [*load.errors, *fresh.errors])
+    last = Load(server, 5, SHORT)
+    last.join()
+    assert last.counts == [SHORT] * CLIENTS * 5
