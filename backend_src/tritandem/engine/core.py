@@ -234,8 +234,6 @@ class EngineCore:
             for sequence, finish in ended:
                 self._end(sequence, finish, "the model's logits are not finite" if finish == FinishCode.ERROR else "")
             self.outbox.publish(changed, self.load())
-        if self._meter is not None and not self._live:
-            self._meter.busy = False
 
     def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
         with self.outbox.lock:
@@ -248,6 +246,8 @@ class EngineCore:
         """Once per sequence; the caller holds the outbox's lock and publishes."""
         sequence.finish, sequence.error = finish, error
         del self._live[sequence.seq_id]
+        if self._meter is not None and not self._live:
+            self._meter.busy = False  # from here on nobody waits for the device
         if sequence.slot == NO_SLOT:
             self.waiting.remove(sequence)
             self._waiting_tokens -= sequence.known_tokens
