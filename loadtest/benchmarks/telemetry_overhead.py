@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -45,13 +45,19 @@ DEFAULT_PERIOD_S = TelemetryConfig().metrics_period_s
 @contextmanager
 def metered(service: Any, meter: StepMeter) -> Iterator[None]:
     """The engine notes its steps and a publisher carries them away, as in a server but for the process messages."""
+    from tritandem.telemetry.gpu_report import GpuReport
     from tritandem.telemetry.process_report import ProcessReport
     from tritandem.telemetry.publisher import DiscardingSink, Publisher
     from tritandem.telemetry.registry import Registry
     from tritandem.telemetry.step_report import StepReport
 
     registry = Registry()
-    reports = [StepReport(registry, meter, launches=True), ProcessReport(registry, "engine", "engine")]
+    reports: list[Callable[[], None]] = [
+        StepReport(registry, meter, launches=True),
+        ProcessReport(registry, "engine", "engine"),
+    ]
+    if meter.gpu_uuid:
+        reports.append(GpuReport(registry, "engine", meter.gpu_uuid))
     publisher = Publisher(registry, DiscardingSink(), DEFAULT_PERIOD_S, reports)
     use_meter(service, meter)
     publisher.start()
@@ -233,8 +239,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--device", default="auto")
     engine.add_argument("--streams", type=int, default=64)
     engine.add_argument("--prompt-tokens", type=int, default=64)
-    engine.add_argument("--tokens", type=int, default=256, help="of each stream and run")
-    engine.add_argument("--rounds", type=int, default=9)
+    engine.add_argument("--tokens", type=int, default=512, help="of each stream and run")
+    engine.add_argument("--rounds", type=int, default=11)
     engine.add_argument("--random-weights", action="store_true", help="weights from the configuration alone")
     engine.set_defaults(run=measure_engine_overhead)
     server = commands.add_parser("server", help="CPU of the whole server")
