@@ -86,7 +86,7 @@ class TokenizerConfig:
 
     fast: bool = True  # use fastokens when installed and proven equal
     shadow_check_rate: float = 0.001  # share of fast-path requests that are checked again
-    piece_chars: int = 8192  # slow path: size of the pieces between safe cuts
+    piece_chars: int = 2048  # slow path: size of the pieces between safe cuts
     inline_chars: int = 16384  # shorter texts are encoded in the calling thread
     prefix_cache_bytes: int = 64 << 20
     prefix_cache: bool = True

@@ -23,6 +23,7 @@ from .safe_cuts import cut_rules
 from .segments import Segment
 from .self_check import proven_equal
 from .shadow import ShadowCheck
+from .short_first import ShortFirst
 from .source import TokenizerSource
 from .whole import WholeEncoder
 
@@ -37,7 +38,8 @@ class Engines:
         control = control_tokens(source)
         self._plain = PlainEncoder(source, control)
         self._affixes = affixes(self._whole)
-        self._pieces = _piece_encoder(source, config, self._whole, self._affixes)
+        self.short_first = ShortFirst()
+        self._pieces = _piece_encoder(source, config, self._whole, self._affixes, self.short_first)
         tokens = parting_tokens(control, source.added_tokens, template_text(source))
         usable = config.prefix_cache and tokens and self._affixes is not None
         self._cache = PrefixCache(tokens, config.prefix_cache_bytes) if usable else None
@@ -138,9 +140,10 @@ class Engines:
 
 
 def _piece_encoder(
-    source: TokenizerSource, config: TokenizerConfig, whole: WholeEncoder, around: Affixes | None
+    source: TokenizerSource, config: TokenizerConfig, whole: WholeEncoder, around: Affixes | None, gate: ShortFirst
 ) -> PieceEncoder | None:
     rules = cut_rules(source)
     if rules is None or around is None:
         return None
-    return PieceEncoder(whole, rules, around, config.piece_chars, encode_threads(config.threads, cores_given()))
+    threads = encode_threads(config.threads, cores_given())
+    return PieceEncoder(whole, rules, around, config.piece_chars, threads, config.inline_chars, gate)

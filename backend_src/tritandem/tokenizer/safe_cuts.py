@@ -15,7 +15,7 @@ Owns the rules and the decision which of them hold for a tokenizer. Pure. The ru
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,15 +45,17 @@ class CutRules:
 
     def split(self, text: str, piece_chars: int) -> list[str]:
         """Pieces of `piece_chars` or a little more; one piece where no cut exists. O(len(text))."""
-        pieces = []
+        return list(self.pieces(text, piece_chars))
+
+    def pieces(self, text: str, piece_chars: int) -> Iterator[str]:
+        """As `split`, each piece cut when it is asked for."""
         begin = 0
         while match := self.cut.search(text, begin + piece_chars - 1):
-            pieces.append(text[begin : match.end()])
+            yield text[begin : match.end()]
             begin = match.end()
             if self.drop_space:
                 begin += 1
-        pieces.append(text[begin:])
-        return pieces
+        yield text[begin:]
 
 
 def cut_rules(source: TokenizerSource) -> CutRules | None:

@@ -156,6 +156,8 @@ class TextTokenizer:
 
     def _start(self, jobs: Sequence[Job], encode: Encode) -> None:
         short = [job for job in jobs if len(job.text) <= self._config.inline_chars]
-        run_jobs(short, encode)
+        if short:
+            with self._engines.short_first.short_text():
+                run_jobs(short, encode)
         for job in sorted(jobs, key=lambda job: len(job.text))[len(short) :]:
             self._pool.submit(run_jobs, [job], encode)
