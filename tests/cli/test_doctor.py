@@ -95,6 +95,13 @@ def test_a_named_server_that_does_not_answer_is_refused(capsys: pytest.CaptureFi
     assert f"http://127.0.0.1:{port}/metrics: no metrics" in capsys.readouterr().err
 
 
+def test_a_server_that_published_nothing_in_that_time_gets_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    stale = 'tritandem_telemetry_cpu_seconds_total{component="engine",process="engine"} 0.5\n'
+    with serving(stale, stale) as address:
+        assert main(["doctor", "--url", address, "--seconds", "1"]) == 2
+    assert "--seconds: given 1, allowed: more than" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seconds", ["0", "1e9", "nan", "soon"])
 def test_a_wrong_length_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

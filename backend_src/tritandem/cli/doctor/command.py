@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code. Raises ConfigError for a URL that gives no metrics."""
+    """The exit code. Raises ConfigError for a URL that gives no metrics, or none that move in the time given."""
     if args.preflight:
         return 0 if check_start(args) else EXIT_REFUSED
     from .sample import fetch, metrics_url
@@ -61,9 +61,16 @@ def run(args: argparse.Namespace) -> int:
     time.sleep(args.seconds)
     from .report import document, text
     from .sample import Pair
+    from .signals import published
     from .verdict import judge
 
-    diagnosis = judge(Pair(before, fetch(url)))
+    pair = Pair(before, fetch(url))
+    if not published(pair):
+        raise ConfigError(
+            f"--seconds: given {args.seconds:g}, allowed: more than the server's telemetry.metrics_period_s; it "
+            "published nothing in that time"
+        )
+    diagnosis = judge(pair)
     print(json.dumps(document(diagnosis, url)) if args.json else text(diagnosis, url))
     return int(diagnosis.finding.severity)
 

@@ -83,6 +83,12 @@ class Signals:
         return self.waiting_cores / wanted if wanted else 0.0
 
 
+def published(pair: Pair) -> bool:
+    """Whether the server has published in between: with every period it tells what publishing has cost so far."""
+    name = f.TELEMETRY_CPU.name
+    return pair.before.total(name) != pair.after.total(name) or not pair.after.has(name)
+
+
 def read_signals(pair: Pair) -> Signals:
     finished = pair.rate(f.REQUESTS.name)
     rejected = pair.rate(f.REQUESTS.name, outcome="REJECTED_SATURATED")
