@@ -66,6 +66,7 @@ class SchedulerConfig:
     default_priority: str = "normal"  # interactive | normal | batch
     ageing_s: float = 10.0  # waiting this long lifts a request by one priority class
     default_deadline_s: float = 0.0  # 0: none
+    reserve_for_higher_classes: bool = True  # a lower class leaves as many places as higher ones have lately used
     fair_share: bool = True  # tenants share by served tokens
     prefix_affinity: bool = True
     dynamic_batch: bool = True

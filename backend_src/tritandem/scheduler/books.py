@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..contracts import PriorityClass
 from .batch_limits import BatchLimits
 from .dispatch import EngineView
 from .engine_link import EngineLink, Health
+from .policy.reserve import Share
 from .prefix_map import PrefixMap
 from .ticket import Ticket
 
@@ -25,6 +27,8 @@ class Book:
     committed_tokens: int = 0
     prefilling_tokens: int = 0
     full_until_ns: int = 0
+    sequences_of: list[int] = field(default_factory=lambda: [0] * len(PriorityClass))  # by class
+    tokens_of: list[int] = field(default_factory=lambda: [0] * len(PriorityClass))  # committed, by class
 
     @property
     def up(self) -> bool:
@@ -35,6 +39,7 @@ class Book:
         self.committed_tokens += expected_tokens
         self.prefilling_tokens += prefill_tokens
         ticket.prefilling_tokens = prefill_tokens
+        self._count(ticket, 1, expected_tokens)
 
     def prefilled(self, ticket: Ticket) -> None:
         self.prefilling_tokens -= ticket.prefilling_tokens
@@ -45,6 +50,21 @@ class Book:
         del self.tickets[ticket.number]
         self.committed_tokens -= ticket.entry.tokens
         self.prefilled(ticket)
+        self._count(ticket, -1, -ticket.entry.tokens)
+
+    def share(self, priority: PriorityClass) -> Share:
+        """What this class and those below it hold."""
+        load = self.link.load
+        return Share(
+            sum(self.sequences_of[priority:]),
+            sum(self.tokens_of[priority:]),
+            self.limits.sequences,
+            load.total_blocks * load.block_tokens,
+        )
+
+    def _count(self, ticket: Ticket, sequences: int, tokens: int) -> None:
+        self.sequences_of[ticket.request.priority] += sequences
+        self.tokens_of[ticket.request.priority] += tokens
 
     def view(self) -> EngineView:
         return EngineView(self.link.load, self.limits, len(self.tickets), self.committed_tokens, self.prefilling_tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 from ..config import SchedulerConfig
-from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, Saturated, TritandemError
+from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, PriorityClass, Saturated, TritandemError
 from .admission import AdmissionLimits, QueueState, decide, expected_tokens, longest_sequence, total_load
 from .batch_limits import adjust, initial
 from .books import Book
@@ -21,9 +21,11 @@ from .integrity import check_books
 from .lifecycle import State, ended_by_error
 from .policy.deadline import too_late
 from .policy.prefix import head_start_ns
+from .policy.reserve import may_start
 from .policy.waiting import PolicyConfig, Waiting
 from .ports import EngineStatus, SchedulerSnapshot
 from .prefix_map import prefix_hashes
+from .recent_demand import RecentDemand
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
 
@@ -55,6 +57,7 @@ class SchedulerCore:
         self._outage_ns: int | None = now_ns + CONNECT_GRACE_NS  # from when on waiting is pointless
         self._use_ratio = 1.0
         self._moved = 0
+        self._demand = RecentDemand(now_ns)
 
     # Messages -------------------------------------------------------------------------------------
 
@@ -99,6 +102,7 @@ class SchedulerCore:
             self._hold_until_ns = max(now_ns, self._handed_over_ns + int(self._config.tick_s * 1e9))
             self._blocked = False
         self._enqueue(ticket, ticket.entry, now_ns)
+        self._demand.arrived(request.priority, now_ns)
 
     def ended(self, ticket: Ticket) -> None:
         """Whoever ended it: give back its place, and tell the engine unless the engine said so itself."""
@@ -106,6 +110,7 @@ class SchedulerCore:
         assert ending is not None
         if entry is None:
             return  # refused on arrival
+        self._demand.ended(ticket.request.priority)
         if ticket.number in self._queue:
             self._dequeue(ticket)
             self._queue.remove(ticket.number)
@@ -178,18 +183,28 @@ class SchedulerCore:
             self._dispatch(now_ns)
 
     def _dispatch(self, now_ns: int) -> None:
-        """Hand over, in order, whatever finds room; one submit per engine. The first without room ends it."""
+        """Hand over, in order, whatever finds room; one submit per engine. The first without room ends it.
+
+        A request that finds no room only because of what its class must leave to those above it ends it for its
+        class: those above go on.
+        """
         handed: dict[EngineLink, list[Ticket]] = {}
-        self._blocked = False
-        while (ticket := self._queue.peek(now_ns)) is not None:
+        self._blocked, passed_over = False, None
+        while (ticket := self._next(passed_over, now_ns)) is not None:
             assert ticket.entry is not None
-            books = [book for book in self._up() if now_ns >= book.full_until_ns]
+            priority = ticket.request.priority
+            ready = [book for book in self._up() if now_ns >= book.full_until_ns]
+            above = self._demand.above(priority, now_ns) if self._config.reserve_for_higher_classes else 0
+            books = [book for book in ready if may_start(book.share(priority), ticket.entry.tokens, above)]
             demand = Demand(len(ticket.request.input_ids), ticket.entry.tokens)
             cached = [book.prefixes.cached_tokens(ticket.prefix_hashes) for book in books]
             chosen = choose([book.view() for book in books], demand, cached)
             if chosen is None:
                 self._blocked = True
-                break
+                if len(books) == len(ready):
+                    break
+                passed_over = priority
+                continue
             book = books[chosen]
             self._dequeue(ticket)
             if too_late(ticket.deadline_ns, now_ns, book.link.load.decode_step_ns):
@@ -211,6 +226,9 @@ class SchedulerCore:
         for link, tickets in handed.items():
             self._handed_over_ns = now_ns
             link.submit(tickets)
+
+    def _next(self, passed_over: PriorityClass | None, now_ns: int) -> Ticket | None:
+        return self._queue.peek(now_ns) if passed_over is None else self._queue.peek_above(passed_over, now_ns)
 
     def _keep_house(self, now_ns: int) -> None:
         if len(self._deadlines) > DEADLINES_KEPT:  # those of requests that ended in time

@@ -31,6 +31,8 @@ def check_books(
         committed_tokens = sum(ticket.entry.tokens for ticket in held if ticket.entry is not None)
         prefilling_tokens = sum(ticket.prefilling_tokens for ticket in held)
         _claim(book.committed_tokens == committed_tokens, f"{book.link.name}: committed tokens are off")
+        by_class = (sum(book.sequences_of), sum(book.tokens_of))
+        _claim(by_class == (len(held), committed_tokens), f"{book.link.name}: the counts by class are off")
         _claim(book.prefilling_tokens == prefilling_tokens, f"{book.link.name}: prefilling tokens are off")
 
 

@@ -14,6 +14,7 @@ from ..contracts import PriorityClass
 from .policy.ageing import next_lift_ns, rank
 from .policy.deadline import urgency
 from .policy.fair_share import band, opening_balance
+from .policy.order import first
 from .policy.waiting import PolicyConfig, Waiting
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class WaitingQueue(Generic[T]):
         self._served_tokens: dict[str, int] = {}
         self._waiting_of_tenant: dict[str, int] = {}
         self._lowest_band = 0
-        self._by_class = [0] * len(PriorityClass)
+        self._of_class: list[dict[int, None]] = [{} for _ in PriorityClass]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,7 +69,7 @@ class WaitingQueue(Generic[T]):
         return [item for _, _, item in self._entries.values()]
 
     def by_class(self) -> dict[PriorityClass, int]:
-        return {priority: self._by_class[priority] for priority in PriorityClass}
+        return {priority: len(self._of_class[priority]) for priority in PriorityClass}
 
     def push(self, entry: Waiting, item: T, now_ns: int) -> None:
         tenant = self._tenant(entry)
@@ -77,13 +78,21 @@ class WaitingQueue(Generic[T]):
                 self._served_tokens.get(tenant, 0), self._lowest_band, self._policy.quantum_tokens
             )
         self._waiting_of_tenant[tenant] = self._waiting_of_tenant.get(tenant, 0) + 1
-        self._by_class[entry.priority] += 1
+        self._of_class[entry.priority][entry.number] = None
         self._place(entry, item, now_ns)
 
     def peek(self, now_ns: int) -> T | None:
         """The item whose turn it is; it stays. None when empty."""
         entry = self._first(now_ns)
         return None if entry is None else self._entries[entry.number][2]
+
+    def peek_above(self, priority: PriorityClass, now_ns: int) -> T | None:
+        """The same among the classes before this one only; looks at every request of those."""
+        numbers = [number for one in PriorityClass if one < priority for number in self._of_class[one]]
+        if not numbers:
+            return None
+        entries = [self._entries[number][0] for number in numbers]
+        return self._entries[first(entries, now_ns, self._policy, self._served_tokens).number][2]
 
     def take(self, number: int) -> None:
         """The item starts: it leaves, and its tenant is charged."""
@@ -95,7 +104,7 @@ class WaitingQueue(Generic[T]):
         """It leaves uncharged. Raises KeyError when it is not waiting."""
         entry, _, _ = self._entries.pop(number)
         tenant = self._tenant(entry)
-        self._by_class[entry.priority] -= 1
+        del self._of_class[entry.priority][number]
         left = self._waiting_of_tenant[tenant] - 1
         if left:
             self._waiting_of_tenant[tenant] = left
