@@ -5,6 +5,7 @@
 #   make lint     ruff and mypy
 #   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
 #   make audit    known vulnerabilities of the pinned packages; needs the network, fails when a package cannot be looked up
+#   make soak     twice the sustainable load for SOAK_SECONDS with everything that goes wrong; the last line is JSON
 #   make clean    remove .venv and everything generated    (fetched models stay in the cache folder)
 PYTHON ?= python3
 VENV := .venv
@@ -13,8 +14,9 @@ BIN := $(VENV)/bin
 AUDIT := .venv-audit
 ARGS ?=
 FUZZ_TEXTS ?= 20000
+SOAK_SECONDS ?= 900
 
-.PHONY: demo serve test lint fuzz audit clean setup
+.PHONY: demo serve test lint fuzz soak audit clean setup
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -47,6 +49,10 @@ audit: $(STAMP)
 	@test -x $(AUDIT)/bin/pip-audit || { $(BIN)/python -m venv $(AUDIT) && \
 		$(AUDIT)/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/tritandem model fetch
+	@$(BIN)/python loadtest/soak/run.py --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results

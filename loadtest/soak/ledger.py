@@ -143,7 +143,7 @@ def agree(entry: Entry, line: Mapping[str, Any]) -> bool:
         return True
     if line["output_tokens"] != entry.tokens:
         return False
-    return entry.outcome == "STOPPED" or entry.exact_tokens in (0, entry.tokens)
+    return entry.outcome == "STOPPED" or entry.tokens >= entry.exact_tokens
 
 
 def during(entry: Entry, outages: Sequence[tuple[float, float]]) -> bool:

@@ -38,6 +38,8 @@ from soak.served import READY, Served, gauge, outcome_counts, request_lines
 from soak.tiny_model import write_tiny_model
 
 OVERLOAD = 2.0
+KILLED = ["engine", "tokenizer", "engine_calls"]
+SECONDS_PER_KILL = 100.0  # of a soak, because the server takes up to half a minute to come back
 USERS = 24  # of the closed loop: more than the sequences of the engine on a CPU
 SAMPLE_EVERY_S = 1.0
 EDGE_SAMPLES = 10  # at the beginning and at the end of the flat part, whose medians are compared
@@ -157,7 +159,7 @@ def main(argv: list[str]) -> int:
         settings.write_text(text)
         log = args.log or Path(folder) / "triton.log"
         log.unlink(missing_ok=True)  # the server would append
-        with Served(words, log, args.port, args.port + 1, args.port + 2) as served:
+        with Served(words, log, *args.ports) as served:
             soak = Soak(args, served)
             facts = asyncio.run(soak.run())
             exit_code = served.stop()
@@ -208,7 +210,7 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--seconds", type=float, default=60.0, help="of load (default: %(default)s)")
+    add("--seconds", type=float, default=900.0, help="of load (default: %(default)s)")
     add(
         "--measure-seconds",
         type=float,
@@ -217,18 +219,24 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--model", default="smollm2", help="as for `tritandem serve` (default: %(default)s)")
     add("--tiny", action="store_true", help="random weights of two small layers, with the tokenizer of --model DIR")
-    add("--port", type=int, default=18090, help="first of three free ports (default: %(default)s)")
+    add("--ports", type=lambda t: [int(p) for p in t.split(",")], default=[18090, 18091, 18092],
+        help="HTTP, gRPC, metrics (default: 18090,18091,18092)")  # fmt: skip
     add("--queue", type=int, default=64, help="requests that may wait (default: %(default)s)")
-    add("--kill-models", type=lambda t: [m for m in t.split(",") if m], default=["engine", "tokenizer", "engine_calls"],
-        help="killed one after the other in the first half (default: engine,tokenizer,engine_calls)")  # fmt: skip
+    add("--kill-models", type=lambda text: [model for model in text.split(",") if model],
+        help=f"killed in turn in the first half (default: {','.join(KILLED)}, if there is time)")  # fmt: skip
     add("--kill-client-every", type=float, default=15.0, help="seconds (default: %(default)s)")
-    add("--settle-seconds", type=float, default=60.0, help="after the last start, until memory must be flat")
+    add("--settle-seconds", type=float, help="after the last start, until memory must be flat (default: a fifteenth)")
     add("--max-rss-growth-mb", type=float, default=64.0)
     add("--max-shm-growth-mb", type=float, default=16.0)
     add("--tell-every", type=float, default=10.0, help="seconds between two lines of progress")
     add("--log", type=Path, metavar="FILE", help="keep Triton's log there")
     add("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.kill_models is None:
+        args.kill_models = KILLED[: int(args.seconds / SECONDS_PER_KILL)]
+    if args.settle_seconds is None:
+        args.settle_seconds = args.seconds / 15
+    return args
 
 
 if __name__ == "__main__":

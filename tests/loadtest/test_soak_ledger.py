@@ -1,0 +1,94 @@
+"""Claims about the soak's judgement: it notices everything that could be wrong with one request, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "loadtest"))
+
+from soak.ledger import CLOSED, REFUSED, TIMEOUT, UNREACHABLE, Ledger, audit
+from soak.memory import Memory, growth
+from soak.served import gauge, outcome_counts, request_lines
+
+OUTAGE = [(10.0, 20.0)]
+
+
+def line(outcome: str, output_tokens: int = 0, request_id: str = "r") -> dict[str, Any]:
+    return {"event": "request", "id": request_id, "outcome": outcome, "output_tokens": output_tokens}
+
+
+CASES = {
+    "agreed": ("COMPLETED", 4, 0, 1.0, [line("COMPLETED", 4)], ""),
+    "another word": ("COMPLETED", 4, 0, 1.0, [line("FAILED", 4)], "disagreeing"),
+    "another number of tokens": ("COMPLETED", 4, 0, 1.0, [line("COMPLETED", 5)], "disagreeing"),
+    "fewer tokens than ordered": ("COMPLETED", 4, 5, 1.0, [line("COMPLETED", 4)], "disagreeing"),
+    "more tokens than ordered": ("COMPLETED", 6, 5, 1.0, [line("COMPLETED", 6)], "duplicated"),
+    "stopped before its order was complete": ("STOPPED", 4, 5, 1.0, [line("STOPPED", 4)], ""),
+    "two lines": ("COMPLETED", 4, 0, 1.0, [line("COMPLETED", 4)] * 2, "duplicated"),
+    "no line": ("COMPLETED", 4, 0, 1.0, [], "lost"),
+    "no line while the server was replaced": ("FAILED", 0, 0, 15.0, [], ""),
+    "never ended": ("", 0, 0, 1.0, [line("COMPLETED", 4)], "hung"),
+    "out of patience": (TIMEOUT, 0, 0, 1.0, [], "hung"),
+    "left, and the server says what became of it": (CLOSED, 0, 0, 1.0, [line("CANCELLED")], ""),
+    "left before anybody knew": (CLOSED, 0, 0, 1.0, [], ""),
+    "unreachable while the server was replaced": (UNREACHABLE, 0, 0, 15.0, [], ""),
+    "unreachable though the server was well": (UNREACHABLE, 0, 0, 1.0, [], "lost"),
+    "not even readable": (REFUSED, 0, 0, 1.0, [], ""),
+    "not readable, but ended by a model": (REFUSED, 0, 0, 1.0, [line("COMPLETED")], "disagreeing"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_called_by_its_name(case: str) -> None:
+    outcome, tokens, ordered, ended_s, lines, wrong = CASES[case]
+    ledger = Ledger()
+    entry = ledger.open("r", "reads", ended_s - 0.5, ordered)
+    if outcome:
+        ledger.close(entry, outcome, ended_s, tokens)
+    found = audit(ledger.entries.values(), lines, OUTAGE)
+    counts = {name: getattr(found, name) for name in ("hung", "duplicated", "disagreeing", "lost")}
+    assert {name for name, count in counts.items() if count} == ({wrong} if wrong else set())
+    assert found.clean == (not wrong)
+    assert sum(found.outcomes.values()) == found.sent == 1
+
+
+def test_a_second_end_and_a_stranger_are_noticed() -> None:
+    ledger = Ledger()
+    entry = ledger.open("r", "reads", 0.0)
+    ledger.close(entry, "COMPLETED", 1.0)
+    ledger.close(entry, "COMPLETED", 1.1)
+    found = audit(ledger.entries.values(), [line("COMPLETED"), line("COMPLETED", request_id="who")], [])
+    assert (found.duplicated, found.lost) == (1, 1)
+
+
+def test_growth_is_from_the_first_samples_to_the_last() -> None:
+    samples = [Memory({"scheduler": 100.0 + i, "engine": 50.0}, 4.0) for i in range(21)]
+    grown = growth(samples, 5)
+    assert grown.by_process == {"scheduler": 16.0, "engine": 0.0}
+    assert (grown.private_mb, grown.shared_mb) == (16.0, 0.0)
+
+
+def test_lines_are_read_run_by_run_whether_or_not_triton_wraps_them(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        'I1129 1 2 a.cc:1] "Started HTTPService at x"\n'
+        'I1129 1 2 o.py:6] "{\\"event\\": \\"request\\", \\"id\\": \\"a\\"}"\n'
+        "I1129 1 2 a.cc:1] Started HTTPService at x\n"
+        'I1129 1 2 o.py:6] {"event": "request", "id": "b"}\n'
+        "Signal (15) received.\n"
+    )
+    assert [[one["id"] for one in run] for run in request_lines(log)] == [[], ["a"], ["b"]]
+
+
+def test_metrics_are_read_by_outcome_over_all_classes() -> None:
+    page = (
+        'tritandem_requests_total{outcome="COMPLETED",priority="batch"} 3\n'
+        'tritandem_requests_total{outcome="COMPLETED",priority="normal"} 4\n'
+        'tritandem_requests_total{outcome="EXPIRED",priority="normal"} 1\ntritandem_requests_running 2\n'
+    )
+    assert outcome_counts(page) == {"COMPLETED": 7, "EXPIRED": 1}
+    assert gauge(page, "tritandem_requests_running") == 2

@@ -1,0 +1,32 @@
+"""The soak program itself, for a quarter of a minute: every request accounted for, nothing hung, told twice or left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import demo_model, free_ports
+
+pytestmark = pytest.mark.triton
+
+SOAK = Path(__file__).resolve().parents[2] / "loadtest" / "soak" / "run.py"
+ALWAYS_SEEN = {"COMPLETED", "REJECTED_INVALID"}
+
+
+def test_every_request_of_a_short_soak_ends_once_and_alike_for_client_log_and_metrics() -> None:
+    model = demo_model()
+    if not (model / "config.json").is_file():
+        pytest.skip(f"no demo model in {model}")
+    words = ["--tiny", "--model", str(model), "--ports", ",".join(str(port) for port in free_ports(3))]
+    words += ["--seconds", "12", "--measure-seconds", "3", "--settle-seconds", "0", "--kill-models", ""]
+    words += ["--kill-client-every", "3"]
+    ended = subprocess.run([sys.executable, str(SOAK), *words], capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["hung"] == told["duplicated"] == told["disagreeing"] == told["lost"] == 0
+    assert sum(told["outcomes"].values()) == told["sent"] > 40
+    assert set(told["outcomes"]) >= ALWAYS_SEEN
+    assert told["killed"]["client processes"] > 0
