@@ -11,17 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
 from safetensors.torch import save_file
-from tokenizers import pre_tokenizers
 
-# Splitters that the GGUF names and that the conversion of the vocabulary alone does not restore.
-_DIGITS_THEN_BYTES = ("smollm", "starcoder", "refact", "command-r")
+from ..tokenizer import gguf_header
 
 
 def convert(gguf_file: Path, out: Path) -> None:
     """Write the folder `out` (exists, empty). Raises whatever the libraries raise for a file they do not know."""
-    metadata = read_metadata(gguf_file)
+    metadata = gguf_header.read_header(gguf_file)
     # Seconds to import: a file that is none has been refused by now.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,10 +32,7 @@ def convert(gguf_file: Path, out: Path) -> None:
     (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
 
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    if metadata.get("tokenizer.ggml.pre") in _DIGITS_THEN_BYTES:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+    gguf_header.restore_pre_tokenizer(tokenizer.backend_tokenizer, metadata)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(out)
 
@@ -54,17 +48,10 @@ def convert(gguf_file: Path, out: Path) -> None:
 
 def end_token_ids(metadata: dict[str, Any]) -> int | list[int]:
     """Every token that ends an answer: end of sequence, of turn, of message; a bare number when there is one."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-    ids = list(dict.fromkeys(int(metadata[key]) for key in keys if key in metadata))
+    ids = gguf_header.end_token_ids(metadata)
     if not ids:
         raise ValueError("the GGUF file names no end token (tokenizer.ggml.eos_token_id)")
-    return ids[0] if len(ids) == 1 else ids
-
-
-def read_metadata(gguf_file: Path) -> dict[str, Any]:
-    """Scalars and strings of the file's header; the long lists (vocabulary, merges) are left out."""
-    fields = GGUFReader(gguf_file).fields
-    return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
+    return ids[0] if len(ids) == 1 else list(ids)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..contracts import ConfigError
+from .gguf_header import end_token_ids, read_header, restore_pre_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,12 @@ def read_source(path: Path) -> TokenizerSource:
 
     if not path.exists():
         raise ConfigError(f"{path}: does not exist; give a Hugging Face folder or a .gguf file")
+    header: dict[str, Any] = {}
     try:
         if path.is_file():
             renderer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+            header = read_header(path)
+            restore_pre_tokenizer(renderer.backend_tokenizer, header)
         else:
             renderer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its many loaders raise
@@ -97,7 +101,7 @@ def read_source(path: Path) -> TokenizerSource:
         json_text=json_text,
         spec=spec,
         renderer=renderer,
-        end_ids=_end_ids(path, renderer),
+        end_ids=end_token_ids(header) or _end_ids(path, renderer),
         bos_id=renderer.bos_token_id,
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
         spellings=spellings,
@@ -109,7 +113,7 @@ def _end_ids(path: Path, renderer: Any) -> tuple[int, ...]:
     """The ids that end an answer, as `generate` sees them: generation config, else model config, else tokenizer."""
     for name in ("generation_config.json", "config.json"):
         file = path / name
-        if path.is_dir() and file.is_file():
+        if file.is_file():
             value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
             if value is not None:
                 return tuple(value) if isinstance(value, list) else (int(value),)
