@@ -1,7 +1,9 @@
 """How much CPU does a server need? The same load against a server pinned to 1, 2, 4, 8 ... cores.
 
 Starts each server on each number of cores, drives it from other cores, and plots throughput, time to first token, GPU
-utilisation and CPU pressure against cores. Prints a table and, as the last line, one JSON document.
+utilisation and CPU pressure against cores. Prints a table and, as the last line, one JSON document. With `--one-start`
+each server starts once and is moved: quicker, but it has chosen its thread counts for all cores, and what it had pinned
+itself is pinned no more.
 
     python loadtest/benchmarks/core_sweep.py --cores 1,2,4,8 --rps 8 --words 2000 \\
         --server tritandem tritandem "tritandem serve --model DIR" \\
@@ -231,9 +233,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--model", default="", help="model name (default: the dialect's)")
     add("--patience", type=float, default=600.0, help="seconds until a server must be ready")
     add("--rps", type=float, default=8.0, help="open loop at this rate")
-    one_start = (
-        "start each server once, on every core but the clients', and move it: quicker, with threads for all cores"
-    )
+    one_start = "start each server once, on all cores but the clients', and move it"
     add("--one-start", action="store_true", help=one_start)
     add("--streams", type=int, default=0, help="closed loop of so many streams instead")
     add("--processes", type=int, default=4, help="load-generating processes of the closed loop")
