@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tritandem.cli import demo
 from tritandem.cli.main import build_parser, main
+from tritandem.cli.server_flags import server_arguments
 from tritandem.server.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +88,30 @@ def test_a_wrong_configuration_is_refused(
 def test_numbers_out_of_range_are_wrong_usage(flags: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--placement", "off"], "off"),
+        (["--cpus", "engine=2-3", "--cpus", "server=0,1"], "engine=2-3 server=0,1"),
+        ([], ""),
+    ],
+)
+def test_placement_is_handed_on_in_words(flags: list[str], words: str, model_folder: Path) -> None:
+    args = build_parser().parse_args(["serve", "--model", str(model_folder), *flags])
+    args.unknown = []
+    assert server_arguments(args, lambda line: None)["placement"] == words
+
+
+@pytest.mark.parametrize(
+    "flags", [["--cpus", "engine"], ["--cpus", "gpu=1"], ["--placement", "off", "--cpus", "engine=1"]]
+)
+def test_a_placement_that_says_nothing_is_refused(
+    flags: list[str], model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(model_folder, *flags) == 2
+    assert "placement" in complaint(capsys)
 
 
 def test_only_serve_and_demo_pass_unknown_flags_on(capsys: pytest.CaptureFixture[str]) -> None:

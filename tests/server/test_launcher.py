@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 from tritandem.host import Refusal
+from tritandem.placement.cpu_list import parse_cpus
+from tritandem.server import command
 from tritandem.server.launcher import ServerDied, TritonServer
+from tritandem.server.locate import TritonInstall
+from tritandem.server.options import ServeOptions
 from tritandem.server.ports import free_ports
 
 
@@ -45,6 +49,29 @@ def test_a_started_server_becomes_ready_and_stops_cleanly(make_server) -> None:
         assert len(session_of(leader)) == 4
     assert server.poll() == 0
     assert session_of(leader) == []
+
+
+def test_the_server_runs_where_it_was_told_to_and_its_children_know_what_else_there_is(make_server) -> None:
+    allowed = os.sched_getaffinity(0)
+    first = min(allowed)
+    with make_server({}, placement=f"server={first}") as server:
+        # The fake binary is a child of the shell that stands for it: both have inherited the mask.
+        assert os.sched_getaffinity(server.pid) == {first}
+        words = Path(f"/proc/{server.pid}/environ").read_bytes().decode().split("\0")
+    environment = dict(word.split("=", 1) for word in words if "=" in word)
+    assert environment["TRITANDEM_PLACEMENT"] == f"server={first}"
+    assert parse_cpus(environment["TRITANDEM_ALLOWED_CPUS"]) == allowed
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_an_operators_own_thread_counts_and_device_order_stay() -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "3", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    options = ServeOptions(None, Path("/repository"))
+    install = TritonInstall(*[Path("/x")] * 4, (), False, False)
+    made = command.environment(options, install, environment)
+    assert (made["OPENBLAS_NUM_THREADS"], made["CUDA_DEVICE_ORDER"]) == ("3", "FASTEST_FIRST")
+    made = command.environment(options, install, {})
+    assert (made["OPENBLAS_NUM_THREADS"], made["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
 
 
 def test_progress_lines_reach_the_caller_while_waiting(make_server) -> None:

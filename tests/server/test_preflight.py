@@ -12,6 +12,7 @@ from tritandem.server import preflight
 from tritandem.server.locate import check_python, find_install, stub_python
 from tritandem.server.options import ServeOptions
 from tritandem.server.ports import free_ports, why_not_bindable
+from tritandem.telemetry import tracing
 
 
 @pytest.fixture
@@ -117,6 +118,30 @@ def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:
     config.write_text("[engine]\nblock_tokns = 16\n")
     with pytest.raises(ConfigError, match="block_tokns"):
         preflight.check_engine_config(ServeOptions(None, Path("/"), engine_config=config))
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ("engine=0-8191", "placement.engine: given '0-8191', allowed: CPUs among"),
+        ("kernel=0", "placement.kernel: unknown key"),
+        ("often", "placement: given 'often', allowed: auto, off"),
+    ],
+)
+def test_a_placement_that_this_machine_cannot_have_is_named(placement: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        preflight.check_placement(ServeOptions(None, Path(), placement=placement))
+
+
+def test_spans_without_their_packages_are_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tritandem.toml"
+    file.write_text('[telemetry]\ntraces_url = "http://collector:4318/v1/traces"\n')
+    preflight.check_tracing(ServeOptions(None, Path(), engine_config=file))
+    monkeypatch.setattr(tracing, "PACKAGES", ("a_package_that_nobody_has",))
+    with pytest.raises(ConfigError, match=r"telemetry\.traces_url"):
+        preflight.check_tracing(ServeOptions(None, Path(), engine_config=file))
 
 
 def test_a_repository_without_models_is_refused(tmp_path: Path) -> None:
