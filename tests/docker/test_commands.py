@@ -1,0 +1,85 @@
+"""Every command that the READMEs give can be given: subcommands, flags, files, make targets and extras exist."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+from deployment_files import DOCKER, ROOT
+from tritandem.cli.main import build_parser
+
+PAGES = (ROOT / "README.md", DOCKER / "README.md")
+# tritonserver's, which `tritandem serve` hands on.
+TRITONS_FLAGS = {
+    "--allow-http",
+    "--grpc-max-connection-age",
+    "--grpc-restricted-protocol",
+    "--grpc-root-cert",
+    "--grpc-server-cert",
+    "--grpc-server-key",
+    "--grpc-use-ssl",
+    "--grpc-use-ssl-mutual",
+    "--http-restricted-api",
+    "--trace-config",
+}
+
+
+def commands(page: Path, program: str) -> list[str]:
+    """What follows `program` on the same line, wherever it begins a command in code."""
+    code = "\n".join(re.findall(r"```[a-z]*\n(.*?)```", page.read_text(), re.DOTALL))
+    code += "\n" + "\n".join(re.findall(r"`([^`\n]+)`", page.read_text()))
+    code = re.sub(r"#.*|\\\n", "", code)
+    start = r"^(?:\S*/|(?:\w+=\S+ )*|.*&& )"  # by path, behind variables, or behind another command
+    return [found.strip() for found in re.findall(rf"{start}{program} ([^\n`&|]*)", code, re.MULTILINE)]
+
+
+def subparsers() -> dict[str, argparse.ArgumentParser]:
+    [found] = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found.choices)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_subcommands_and_flags_exist(page: Path) -> None:
+    known = subparsers()
+    given = commands(page, "tritandem")
+    assert given
+    for words in given:
+        name = words.split()[0]
+        assert name in known, f"tritandem {words}"
+        flags = {flag for action in known[name]._actions for flag in action.option_strings}
+        used = set(re.findall(r"(?<=\s)--[a-z][a-z-]*", words))
+        assert used <= flags | (TRITONS_FLAGS if name == "serve" else set()), f"tritandem {words}: {used - flags}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    given = commands(page, "make")
+    assert given
+    assert {words.split()[0] for words in given} <= targets
+
+
+def test_files_of_compose_helm_and_docker_exist() -> None:
+    named: list[str] = []
+    for page in PAGES:
+        named += [file for words in commands(page, "docker compose") for file in re.findall(r"-f (\S+)", words)]
+        named += [file for words in commands(page, "docker build") for file in re.findall(r"-f (\S+)", words)]
+        for words in commands(page, "helm install"):
+            _, chart, *rest = words.split()
+            named += [chart, *re.findall(r"--values (\S+)", " ".join(rest))]
+    assert len(named) >= 10
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
+def test_extras_that_pip_is_asked_for_are_declared() -> None:
+    declared = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    asked = {
+        extra
+        for page in PAGES
+        for extras in re.findall(r"(?:'\.|tritandem)\[([\w,]+)\]", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert asked
+    assert asked <= declared
