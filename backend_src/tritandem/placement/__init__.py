@@ -7,6 +7,7 @@ plan from the same facts and pins only itself. Knows nothing about Triton, torch
 from .affinity import pin_process, pin_thread, process_affinities, settle
 from .cpu_list import format_cpus
 from .here import ALLOWED_CPUS_ENV, plan_here
+from .neighbours import another_server_on
 from .plan import COMPONENTS, ENGINE, ENGINE_HOST, SCHEDULER, SERVER, TOKENIZER, Plan, Share, make_plan
 from .threads import limit_blas_threads, limit_library_threads
 from .topology import Topology, cgroup_quota_cores, read_topology, usable_cores
@@ -22,6 +23,7 @@ __all__ = [
     "Plan",
     "Share",
     "Topology",
+    "another_server_on",
     "cgroup_quota_cores",
     "format_cpus",
     "limit_blas_threads",

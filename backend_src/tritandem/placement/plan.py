@@ -51,6 +51,11 @@ class Plan:
     home: frozenset[int]
     reason: str
 
+    @property
+    def dedicated(self) -> bool:
+        """Components have CPUs that others keep away from."""
+        return len({share.cpus for share in self.shares.values()}) > 1
+
     def cpus_of(self, component: str) -> frozenset[int]:
         """Where the component's threads may run: never empty."""
         return self.shares[component].cpus or self.home

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV
+from ..config import CONFIG_ENV, MODEL_ENV
 from ..placement import ALLOWED_CPUS_ENV, format_cpus, limit_blas_threads
 from .locate import TritonInstall
 from .options import REPEATABLE_FLAGS, ServeOptions, flag_names
@@ -68,8 +68,6 @@ def environment(options: ServeOptions, install: TritonInstall, inherited: Mappin
         env.pop(name, None)
         if path is not None:
             env[name] = str(path.resolve())
-    if options.placement:
-        env[PLACEMENT_ENV] = options.placement
     # Model processes inherit the server's mask: this is what they may choose from. The launcher counts GPUs as the
     # kernel does, and so must CUDA.
     env[ALLOWED_CPUS_ENV] = format_cpus(os.sched_getaffinity(0))

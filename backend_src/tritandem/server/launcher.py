@@ -20,14 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..config import DRAIN_KEY_ENV, load_config, with_placement
+from ..config import DRAIN_KEY_ENV, PLACEMENT_ENV
 from ..host import cache_root
-from ..placement import SERVER, plan_here
 from . import command, guardian
 from .health import ready
 from .layout import backend_folder
 from .logfile import REQUESTS_ENDED, LogReader, describe_end
 from .options import ServeOptions
+from .placing import place_server
 from .preflight import check_all
 from .repository import default_repository, with_tokenizer_instances
 
@@ -99,7 +99,10 @@ class TritonServer:
             inherited = os.environ if self._environment is None else self._environment
             environment = command.environment(self.options, install, inherited)
             environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
-            self._spawn([str(install.binary), *words], environment)
+            cpus, placement = place_server(self.options)
+            if placement:
+                environment[PLACEMENT_ENV] = placement
+            self._spawn([str(install.binary), *words], environment, cpus)
         except BaseException:
             self.kill()
             raise
@@ -195,12 +198,12 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def _spawn(self, words: list[str], environment: dict[str, str]) -> None:
+    def _spawn(self, words: list[str], environment: dict[str, str], cpus: frozenset[int]) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._control, theirs = socket.socketpair()
         options = self.options
         guarded = [self.shm_prefix, options.client_host, str(options.http_port), str(drain_ms(options.drain_timeout_s))]
-        guarded.append(",".join(str(cpu) for cpu in sorted(server_cpus(options))))
+        guarded.append(",".join(str(cpu) for cpu in sorted(cpus)))
         with theirs, self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
@@ -214,12 +217,6 @@ class TritonServer:
             )
         with self._control.makefile("rb") as messages:
             self.pid = int(messages.readline() or b"0")
-
-
-def server_cpus(options: ServeOptions) -> frozenset[int]:
-    """Where Triton's own threads run. Raises ConfigError."""
-    config = with_placement(load_config(options.engine_config), options.placement)
-    return plan_here(config).cpus_of(SERVER)
 
 
 def drain_ms(drain_timeout_s: float) -> int:
