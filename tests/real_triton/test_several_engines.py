@@ -5,8 +5,10 @@ The engines only count, so that streams are opened, left and read at a rate that
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,7 +24,7 @@ from server_memory import stub_pids
 from tritandem.server import TritonServer
 from tritandem.server.health import live_stubs
 from tritandem.server.repository import default_repository
-from tritandem_client import Client, Failed, TritandemClientError
+from tritandem_client import AsyncClient, Client, Failed, TritandemClientError
 
 pytestmark = pytest.mark.triton
 
@@ -30,14 +32,15 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "loadtest" / "benchmarks"
 STEP_S = 0.005
 CLIENTS = 12
 SHORT, LONG = 12, 1200
+STREAMS, NUMBERED = 256, 150
 ENDS_WITHIN_S = 8.0  # an engine that has died is noticed after one second; the machine may be busy
 ENGINE = f"""
         import sys
-        sys.path.insert(0, {str(BENCHMARKS)!r})
-        from free_running_engine import FreeRunningService
+        sys.path[:0] = [{str(BENCHMARKS)!r}, {str(Path(__file__).parent)!r}]
+        from numbered_engine import NumberedService
         from tritandem.triton_io.engine_plug import EnginePlug
 
-        self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0)
+        self._plug = EnginePlug(NumberedService({STEP_S}), 1.0)
 """
 SCHEDULER = """
         from tritandem.triton_io import bls_engine
@@ -139,6 +142,31 @@ def test_both_engines_serve_and_every_stream_is_whole(server: TritonServer) -> N
     assert load.counts == [SHORT] * CLIENTS * 15
     wait_for("both engines in the log", lambda: set(served_by(server)) == {"engine", "engine_b"}, 10.0)
     assert live_stubs(server.pid) == stubs
+
+
+def test_256_streams_are_whole_and_in_order_though_readers_are_slow(server: TritonServer) -> None:
+    """Every answer is the same numbered text, so that a lost, doubled or displaced piece shows."""
+    options = {"max_tokens": NUMBERED, "sampling_parameters": {"ignore_eos": True}}
+    rng = random.Random(0)
+
+    async def read(client: AsyncClient, pause_s: float) -> tuple[str, int]:
+        texts, tokens = [], 0
+        async for chunk in client.stream("Count.", **options):  # type: ignore[arg-type]
+            texts.append(chunk.text)
+            tokens += chunk.num_output_tokens
+            if pause_s:
+                await asyncio.sleep(pause_s * rng.random())
+        return "".join(texts), tokens
+
+    async def read_all() -> tuple[str, list[tuple[str, int]]]:
+        async with AsyncClient(server.grpc_url, timeout_s=120) as client:
+            alone = await client.generate("Count.", **options)  # type: ignore[arg-type]
+            pauses = [rng.choice((0.0, 0.05, 0.5)) for _ in range(STREAMS)]
+            return alone.text, await asyncio.gather(*(read(client, pause_s) for pause_s in pauses))
+
+    expected, answers = asyncio.run(read_all())
+    assert len(expected) > NUMBERED
+    assert set(answers) == {(expected, NUMBERED)}
 
 
 def test_a_killed_engine_fails_its_streams_alone(server: TritonServer) -> None:
