@@ -23,11 +23,11 @@ class Dialect:
     """`tensors`: option -> its tensor; `sampling_keys`: option -> its key in the JSON tensor `sampling_tensor`.
 
     An option with neither is refused, so that no request silently runs with other parameters than asked for.
-    `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending
-    early ("": there is none).
-    `stages`: name -> the two places in the INT64 output `stamps_output` (monotonic ns, 0: not reached) between which
-    that stage of the server lies. With `messages_parameter` a chat travels as JSON in that request parameter, so that
-    the server applies its own template.
+    `always` tensors are sent with every request. `ignore_eos` is the option that keeps a model from ending early
+    ("": there is none). `stages`: name -> the two places between which that stage of the server lies, either in the
+    INT64 output `stamps_output` or among the outputs `stamp_outputs` of one stamp each (ns of one clock, 0: not
+    reached). With `messages_parameter` a chat travels as JSON in that request parameter, so that the server applies its
+    own template.
     """
 
     model: str
@@ -42,6 +42,7 @@ class Dialect:
     input_count_output: str = ""
     cached_count_output: str = ""
     stamps_output: str = ""
+    stamp_outputs: tuple[str, ...] = ()
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)
     messages_parameter: str = ""
 
@@ -100,11 +101,14 @@ DIALECTS: dict[str, Dialect] = {
             "min_tokens": Tensor("min_tokens", "INT32"),
             "count_input": Tensor("return_num_input_tokens", "BOOL"),
             "count_output": Tensor("return_num_output_tokens", "BOOL"),
+            "perf_metrics": Tensor("return_perf_metrics", "BOOL"),  # asked for by `--sampling '{"perf_metrics": true}'`
         },
         always={"exclude_input": True, "count_input": True, "count_output": True},
         ignore_eos=("end_id", -1),
         count_output="num_output_tokens",
         input_count_output="num_input_tokens",
+        stamp_outputs=("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
+        stages={"queue": (0, 1), "prefill": (1, 2), "decode": (2, 3)},
     ),
     # The same in releases before that, which count no tokens.
     "trtllm-legacy": Dialect(

@@ -18,7 +18,7 @@ from typing import Any
 from fakes.raw_grpc_server import RawGrpcConnection
 from tritonclient.grpc import service_pb2 as pb
 
-_FORMATS = {"INT32": "<i", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
+_FORMATS = {"INT32": "<i", "UINT32": "<I", "INT64": "<q", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _typed(**names: str) -> dict[str, str]:
     return {name: datatype for datatype, listed in names.items() for name in listed.split()}
 
 
-def _ensemble(seed: str, min_tokens: str, counts: str) -> Published:
+def _ensemble(seed: str, min_tokens: str, counts: str, perf: str) -> Published:
     return Published(
         model="ensemble",
         batched=True,
@@ -50,18 +50,24 @@ def _ensemble(seed: str, min_tokens: str, counts: str) -> Published:
             BYTES="text_input bad_words stop_words",
             INT32=f"max_tokens end_id pad_id top_k beam_width num_return_sequences {min_tokens}",
             FP32=f"{_PENALTIES} temperature top_p length_penalty repetition_penalty",
-            BOOL=f"stream exclude_input_in_output return_log_probs {counts}",
+            BOOL=f"stream exclude_input_in_output return_log_probs {counts} {perf}",
             UINT64=seed,
         ),
-        outputs=_typed(BYTES="text_output", FP32="cum_log_probs", INT32=counts.replace("return_", "")),
+        outputs=_typed(
+            BYTES="text_output",
+            FP32="cum_log_probs",
+            INT32=counts.replace("return_", ""),
+            INT64=" ".join(_PERF_STAMPS) if perf else "",
+        ),
     )
 
 
 _PENALTIES = "presence_penalty frequency_penalty"
+_PERF_STAMPS = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
 _COUNTS = "return_num_input_tokens return_num_output_tokens"
 PUBLISHED = {
-    "trtllm": _ensemble("seed", "min_tokens", _COUNTS),
-    "trtllm-legacy": _ensemble("random_seed", "min_length", ""),
+    "trtllm": _ensemble("seed", "min_tokens", _COUNTS, "return_perf_metrics"),
+    "trtllm-legacy": _ensemble("random_seed", "min_length", "", ""),
     "trtllm-llmapi": Published(
         model="tensorrt_llm",
         batched=False,
@@ -167,6 +173,8 @@ class PublishedServer:
             outputs["num_input_tokens"] = len(values["text_input"].split())
         if values.get("return_num_output_tokens"):
             outputs["num_output_tokens"] = 1
+        if values.get("return_perf_metrics") and final:
+            outputs |= zip(_PERF_STAMPS, (5_000_000, 7_000_000, 17_000_000, 57_000_000), strict=True)
         for name, value in outputs.items():
             datatype = self.published.outputs[name]
             inner.outputs.add(name=name, datatype=datatype, shape=self.published.shape)

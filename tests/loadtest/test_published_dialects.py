@@ -16,7 +16,7 @@ def test_every_tensor_of_a_dialect_is_published_with_that_type_and_shape(name: s
     assert (dialect.model, list(dialect.shape)) == (published.model, published.shape)
     for tensor in dialect.tensors.values():
         assert published.inputs[tensor.name] == tensor.datatype
-    for output in (dialect.text_output, dialect.count_output, dialect.input_count_output):
+    for output in (dialect.text_output, dialect.count_output, dialect.input_count_output, *dialect.stamp_outputs):
         assert not output or output in published.outputs
     assert not dialect.sampling_tensor or published.inputs[dialect.sampling_tensor] == "BYTES"
     assert set(published.required) <= {tensor.name for tensor in dialect.tensors.values()}
@@ -39,6 +39,15 @@ def test_a_run_against_the_published_tensors_counts_every_token(name: str) -> No
     for option, value in sampling.items():
         tensor = DIALECTS[name].tensors.get(option)
         assert given[tensor.name if tensor else option] == pytest.approx(value)
+
+
+def test_the_ensembles_own_stamps_become_stages_when_asked_for() -> None:
+    with PublishedServer(PUBLISHED["trtllm"]) as server:
+        report = run(
+            RunConfig(url=server.url, dialect="trtllm", rps=10, duration_s=0.3, sampling={"perf_metrics": True})
+        )
+    stages = {name: figures["p50"] for name, figures in report.summary["server_ms"].items()}
+    assert stages == {"queue": 2.0, "prefill": 10.0, "decode": 40.0}
 
 
 def test_asking_for_what_a_deployment_lacks_is_an_error_before_anything_is_sent() -> None:

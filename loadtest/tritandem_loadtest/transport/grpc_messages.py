@@ -77,6 +77,7 @@ def encode(call: Call, dialect: Dialect, model: str, ignore_eos: bool) -> bytes:
 def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool = False) -> Decoded:
     """Token counts by arrival. A response without the dialect's count tensor is one token if it carries text."""
     result = Decoded()
+    stamps_ns: dict[str, int] = {}
     for arrived_ns, payload in messages:
         message = service_pb2.ModelStreamInferResponse.FromString(payload)
         if message.error_message:
@@ -99,11 +100,15 @@ def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool 
                 result.cached_tokens = _number(output.datatype, raw)
             elif name == dialect.stamps_output:
                 result.server = stage_times_ms(struct.unpack(f"<{len(raw) // 8}q", raw), dialect)
+            elif name in dialect.stamp_outputs:
+                stamps_ns[name] = _number(output.datatype, raw)
         if tokens < 0:
             tokens = 1 if has_text else 0
         if tokens:
             result.arrived_ns.append(arrived_ns)
             result.tokens.append(tokens)
+    if stamps_ns:
+        result.server = stage_times_ms([stamps_ns.get(name, 0) for name in dialect.stamp_outputs], dialect)
     return result
 
 

@@ -128,6 +128,8 @@ class TritonGenerate:
         into.cached_tokens = event.get(dialect.cached_count_output, into.cached_tokens)
         if dialect.stamps_output in event:
             into.server = stage_times_ms(event[dialect.stamps_output], dialect)
+        elif any(event.get(name) for name in dialect.stamp_outputs):
+            into.server = stage_times_ms([event.get(name, 0) for name in dialect.stamp_outputs], dialect)
         if tokens:
             into.arrived_ns.append(arrived_ns)
             into.tokens.append(int(tokens))
