@@ -44,6 +44,13 @@ def test_an_unreachable_server_fails_every_request(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == {"UNREACHABLE": 10}
 
 
+def test_a_closed_loop_does_not_hammer_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--url", "127.0.0.1:1", "--arrival", "closed", "--users", "2", "--duration", "1", "--quiet"]
+    assert main(flags) == EXIT_SLO_MISSED
+    failures = json.loads(capsys.readouterr().out.splitlines()[-1])["failures"]
+    assert 2 <= failures["UNREACHABLE"] <= 2 * (1 / 0.1 + 1)
+
+
 def test_a_sweep_stops_after_the_first_rate_that_misses(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--url", engine["raw_grpc"], "--duration", "0.5", "--output-tokens", "2", *PATIENT]
     assert main(["sweep", *common, "--rps", "10,20,40", "--slo", "ttft=1ms"]) == EXIT_SLO_MISSED

@@ -26,6 +26,7 @@ from ..workload import Workload
 
 # Timers of the event loop have a granularity of a millisecond: the rest is waited out by yielding.
 _TIMER_SLACK_S = 0.001
+_UNREACHABLE_PAUSE_S = 0.1
 
 
 class LoadSession:
@@ -114,6 +115,8 @@ class LoadSession:
         elif not decoded.tokens:
             record.outcome, record.error = stamps.INCOMPLETE, "the stream ended without a token"
         self._keep(record)
+        if self._closed_loop and record.outcome == stamps.UNREACHABLE:
+            self._stopping.wait(_UNREACHABLE_PAUSE_S)  # nothing holds a closed loop back when nobody answers
         return record
 
     def close(self) -> None:
