@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes.scheduling import request
-from tritandem.contracts import DeadlineExpired, Draining, InvalidRequest, LoadSnapshot, Saturated
+from tritandem.contracts import DeadlineExpired, Draining, InvalidRequest, LoadSnapshot, PriorityClass, Saturated
 from tritandem.scheduler.admission import (
     AdmissionLimits,
     QueueState,
@@ -41,6 +41,15 @@ def test_the_queue_is_bounded_by_tokens() -> None:
     demand = request(prompt_tokens=10, max_tokens=90)
     assert decide(demand, LOAD, QueueState(1, 300, 600), LIMITS, 0) is None
     assert type(decide(demand, LOAD, QueueState(1, 300, 601), LIMITS, 0)) is Saturated
+
+
+def test_a_backlog_of_batch_requests_leaves_room_in_the_queue_for_the_others() -> None:
+    limits = AdmissionLimits(max_requests=16, max_tokens=1600)
+    batch, normal = (request(max_tokens=97, priority=one) for one in (PriorityClass.BATCH, PriorityClass.NORMAL))
+    by_requests, by_tokens = QueueState(14, 14, 14), QueueState(2, 650, 651)
+    assert decide(batch, LOAD, QueueState(13, 650, 650), limits, 0) is None
+    assert [type(decide(batch, LOAD, full, limits, 0)) for full in (by_requests, by_tokens)] == [Saturated] * 2
+    assert [decide(normal, LOAD, full, limits, 0) for full in (by_requests, by_tokens)] == [None] * 2
 
 
 def test_one_large_request_may_wait_in_an_empty_queue() -> None:

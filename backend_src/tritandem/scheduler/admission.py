@@ -15,6 +15,7 @@ from ..contracts import (
     GenerationRequest,
     InvalidRequest,
     LoadSnapshot,
+    PriorityClass,
     Saturated,
     TritandemError,
 )
@@ -22,6 +23,7 @@ from ..contracts import (
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 600.0
 UNMEASURED_RETRY_S = 1.0
+BATCH_QUEUE_SHARE = 7 / 8  # of the waiting queue: a backlog of batch requests must not shut the others out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,12 @@ class AdmissionLimits:
     max_tokens: int
     accepting: bool = True
 
+    def of(self, priority: PriorityClass) -> tuple[int, int]:
+        """(requests, tokens) that may wait once a request of this class has joined."""
+        if priority is not PriorityClass.BATCH:
+            return self.max_requests, self.max_tokens
+        return max(1, int(self.max_requests * BATCH_QUEUE_SHARE)), int(self.max_tokens * BATCH_QUEUE_SHARE)
+
 
 def decide(
     request: GenerationRequest, load: LoadSnapshot, queue: QueueState, limits: AdmissionLimits, now_ns: int
@@ -66,10 +74,11 @@ def decide(
     refusal = never_fits(len(request.input_ids), request.sampling.max_tokens, load)
     if refusal is not None:
         return refusal
-    if queue.requests + 1 > limits.max_requests:
+    max_requests, max_tokens = limits.of(request.priority)
+    if queue.requests + 1 > max_requests:
         return Saturated(f"{queue.requests} requests are waiting", retry_after_s(load, queue))
     demand_tokens = len(request.input_ids) + request.sampling.max_tokens
-    if queue.requests and queue.tokens + demand_tokens > limits.max_tokens:
+    if queue.requests and queue.tokens + demand_tokens > max_tokens:
         return Saturated(f"requests for {queue.tokens} tokens are waiting", retry_after_s(load, queue))
     return None
 
