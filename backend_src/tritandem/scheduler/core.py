@@ -15,7 +15,7 @@ from .admission import AdmissionLimits, QueueState, decide, expected_tokens, lon
 from .batch_limits import adjust, initial
 from .books import Book
 from .desk import Desk
-from .dispatch import Demand, choose
+from .dispatch import Demand, choose, has_room
 from .engine_link import EngineLink
 from .integrity import check_books
 from .lifecycle import State, ended_by_error
@@ -35,6 +35,7 @@ HOUSEKEEPING_NS = 250_000_000
 OUTAGE_GRACE_NS = 500_000_000  # without any engine this long, what waits is failed
 CONNECT_GRACE_NS = 60_000_000_000  # the same at start-up, while engines load
 RETRY_NS = 10_000_000  # room may appear without a message, when an engine reports free blocks
+SMALLEST = Demand(prompt_tokens=1, expected_tokens=2)
 FULL_PAUSE_NS = 20_000_000  # an engine that said "saturated" is left alone for so long
 
 
@@ -201,7 +202,7 @@ class SchedulerCore:
             chosen = choose([book.view() for book in books], demand, cached)
             if chosen is None:
                 self._blocked = True
-                if len(books) == len(ready):
+                if len(books) == len(ready) or not any(has_room(book.view(), SMALLEST) for book in ready):
                     break
                 passed_over = priority
                 continue

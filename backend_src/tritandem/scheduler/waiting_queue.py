@@ -8,6 +8,7 @@ right when it surfaces. Knows nothing about engines.
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import Generic, TypeVar
 
 from ..contracts import PriorityClass
@@ -20,6 +21,7 @@ from .policy.waiting import PolicyConfig, Waiting
 T = TypeVar("T")
 Key = tuple[int, int, int]  # deadline, arrival less head start, number
 
+LOOKED_AT = 256  # waiting requests of a class, where they are compared one by one
 ACCOUNTS_KEPT = 4096  # idle tenants beyond this many lose accounts that no longer matter
 
 
@@ -87,8 +89,9 @@ class WaitingQueue(Generic[T]):
         return None if entry is None else self._entries[entry.number][2]
 
     def peek_above(self, priority: PriorityClass, now_ns: int) -> T | None:
-        """The same among the classes before this one only; looks at every request of those."""
-        numbers = [number for one in PriorityClass if one < priority for number in self._of_class[one]]
+        """The same among the classes before this one only; of each, among the requests that came first."""
+        classes = [self._of_class[one] for one in PriorityClass if one < priority]
+        numbers = [number for its in classes for number in itertools.islice(its, LOOKED_AT)]
         if not numbers:
             return None
         entries = [self._entries[number][0] for number in numbers]
