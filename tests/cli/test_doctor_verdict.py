@@ -251,6 +251,7 @@ CASES = (
         Severity.OK,
         "the GPU is busy and nobody waits",
     ),
+    Case("nobody asks an idle server that has no cores", {**IDLE, **SHORT_OF_CORES}, Verdict.IDLE),
     Case("a server that was restarted in between", {**IDLE, **cpu(engine=(-0.5, -0.2))}, Verdict.IDLE),
 )
 
@@ -283,6 +284,17 @@ def test_what_is_wrong_comes_with_what_to_change(case: Case) -> None:
 
 def test_a_server_before_its_first_request_is_idle() -> None:
     assert diagnose({"tritandem_requests_running": (0, 0)}).finding.verdict is Verdict.IDLE
+
+
+def test_what_a_process_used_before_it_was_first_seen_is_no_load() -> None:
+    engine = '{component="engine",process="engine_0"}'
+    other = '{component="engine",process="engine_1"}'
+    before = parse(f"tritandem_run_queue_wait_seconds_total{engine} 3\n", at_s=0.0)
+    after = parse(
+        f"tritandem_run_queue_wait_seconds_total{engine} 4\ntritandem_run_queue_wait_seconds_total{other} 90\n",
+        at_s=10.0,
+    )
+    assert Pair(before, after).continued_rates("tritandem_run_queue_wait_seconds_total", "component") == {"engine": 0.1}
 
 
 def test_the_table_and_the_document_hold_the_evidence() -> None:

@@ -71,6 +71,16 @@ class Pair:
         values = self.after.by(name, label)
         return {value: self.rate(name, **{label: value}) for value in values}
 
+    def continued_rates(self, name: str, label: str) -> dict[str, float]:
+        """As `rates`, of the series that both samples have: a total since a process's start is no gain."""
+        gains: dict[str, float] = defaultdict(float)
+        known = {frozenset(series.labels.items()): series.value for series in self.before.series.get(name, ())}
+        for series in self.after.series.get(name, ()):
+            before = known.get(frozenset(series.labels.items()))
+            if before is not None:
+                gains[series.labels[label]] += max(0.0, series.value - before) / self.seconds
+        return dict(gains)
+
     def mean(self, histogram: str, **labels: str) -> float | None:
         """The mean of what was observed in between; None without an observation."""
         count = self.gained(f"{histogram}_count", **labels)

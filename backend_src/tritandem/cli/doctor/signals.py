@@ -69,6 +69,11 @@ class Signals:
         return self.gpu_utilisation is not None or self.launch_s is not None
 
     @property
+    def active(self) -> bool:
+        """Some request was somewhere on its way."""
+        return bool(self.steps_per_s or self.finished_per_s or self.running or self.waiting or self.tokenizer_queue)
+
+    @property
     def busy_cores(self) -> float:
         return sum(component.busy_cores for component in self.components.values())
 
@@ -143,8 +148,8 @@ def _kv_used_share(pair: Pair) -> float | None:
 
 
 def _components(pair: Pair) -> dict[str, Component]:
-    waits = pair.rates(f.RUN_QUEUE_WAIT.name, "component")
+    waits = pair.continued_rates(f.RUN_QUEUE_WAIT.name, "component")
     return {
         name: Component(busy_cores=busy, waiting_cores=waits.get(name, 0.0))
-        for name, busy in pair.rates(f.PROCESS_CPU.name, "component").items()
+        for name, busy in pair.continued_rates(f.PROCESS_CPU.name, "component").items()
     }

@@ -121,6 +121,8 @@ def _launch(s: Signals) -> Finding | None:
 
 def _cores(s: Signals) -> Finding | None:
     """Threads of the server could run and do not, or its quota stops them."""
+    if not s.active:
+        return None  # what an idle server waits for holds nobody up
     change: tuple[str, ...]
     if s.throttled_share >= HIGH_THROTTLED_SHARE:
         because = f"the CPU quota stops the server {s.throttled_share:.0%} of the time"
@@ -213,9 +215,9 @@ def _gpu_full(s: Signals) -> bool:
 
 
 def _no_limit(s: Signals) -> Finding:
-    if s.steps_per_s == 0 and s.finished_per_s == 0 and s.running == 0:
-        return Finding(Verdict.IDLE, Severity.OK, "no request ran")
-    return Finding(Verdict.UNHINDERED, Severity.OK, "requests run, and nothing holds them up")
+    if s.active:
+        return Finding(Verdict.UNHINDERED, Severity.OK, "requests run, and nothing holds them up")
+    return Finding(Verdict.IDLE, Severity.OK, "no request ran")
 
 
 _RULES: tuple[Callable[[Signals], Finding | None], ...] = (
