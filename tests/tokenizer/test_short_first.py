@@ -34,12 +34,12 @@ def test_texts_of_several_callers_do_not_mix(it: Subject, threads: int) -> None:
 
 
 @pytest.mark.parametrize("it", ["smollm2"], indirect=True)
-def test_a_long_text_waits_while_a_short_one_is_inside(it: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_waits_while_a_shorter_one_is_in_work(it: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_first, "LONGEST_PAUSE_S", 60.0)
     gate = ShortFirst()
     pieces = encoder(it, 2, gate, short_chars=1000)
     with ThreadPoolExecutor(1) as caller:
-        with gate.short_text():
+        with gate.text(1000):
             long_text = caller.submit(pieces.encode, LONG, True)
             short: Int32Array = pieces.encode(LONG[:1000], True)
             assert not long_text.done()
@@ -50,11 +50,20 @@ def test_a_long_text_waits_while_a_short_one_is_inside(it: Subject, monkeypatch:
 
 def test_short_texts_without_end_do_not_stop_long_ones() -> None:
     gate = ShortFirst()
-    with gate.short_text():
-        waiting = threading.Thread(target=gate.pause)
+    with gate.text(10):
+        waiting = threading.Thread(target=gate.pause, args=(11,))
         waiting.start()
         waiting.join(30)
         assert not waiting.is_alive()
+
+
+def test_texts_of_one_length_and_the_shortest_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_first, "LONGEST_PAUSE_S", 60.0)
+    gate = ShortFirst()
+    with gate.text(10), gate.text(10):
+        gate.pause(10)
+        gate.pause(9)
+    gate.pause(11)
 
 
 @pytest.mark.parametrize("it", ["smollm2"], indirect=True)

@@ -51,7 +51,7 @@ def test_short_texts_are_answered_while_long_ones_of_the_same_batch_wait(slow: T
         blocked.set()
         gate.wait(30)
 
-    holders = [slow._pool.submit(hold) for _ in range(2)]
+    holders = [slow._pool.submit(hold) for _ in range(slow._pool._max_workers)]
     assert blocked.wait(30)
     long_future, short_future = slow.submit_batch([LONG, "short"])
     assert short_future.done()

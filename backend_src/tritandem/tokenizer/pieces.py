@@ -29,7 +29,7 @@ class PieceEncoder:
     """Exactly the ids of `whole`, from pieces. Pieces pay on one core as well: `tokenizers` is quicker on small texts.
 
     A text of up to `short_chars` characters is encoded by the caller alone and at once; the pieces of longer ones wait
-    for `gate`.
+    for shorter texts at `gate`.
     """
 
     name = "pieces"
@@ -59,20 +59,21 @@ class PieceEncoder:
         if len(text) <= self._short_chars:
             parts = self._whole.encode_batch(list(pieces), False)  # one call: waiting for the interpreter once
         else:
-            parts = self._side_by_side(pieces)
+            with self._gate.text(len(text)):
+                parts = self._side_by_side(pieces, len(text))
         return self._affixes.around(parts, add_special_tokens)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
-    def _side_by_side(self, pieces: Iterator[str]) -> list[Int32Array]:
+    def _side_by_side(self, pieces: Iterator[str], chars: int) -> list[Int32Array]:
         parts: list[Int32Array] = []
         cutting = threading.Lock()
 
         def work() -> None:
             while True:
-                self._gate.pause()
+                self._gate.pause(chars)
                 with cutting:
                     piece = next(pieces, None)
                     if piece is None:

@@ -1,6 +1,6 @@
-"""Short texts go first: threads that work on long ones pause between two pieces while a short one is encoded.
+"""Shorter texts go first: threads that work on longer ones pause between two pieces while a shorter one is encoded.
 
-Owns the count of short texts in work. Knows nothing about engines. Any thread.
+Owns the sizes of the texts in work. Knows nothing about engines. Any thread.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ LONGEST_PAUSE_S = 0.01  # for each piece: short texts without end must not stop 
 
 
 class ShortFirst:
-    """A gate that is closed to long texts while short ones are inside."""
+    """A gate between the pieces of a text, closed while a shorter text is in work."""
 
     def __init__(self) -> None:
-        self._none_inside = threading.Condition()
-        self._inside = 0
+        self._one_less = threading.Condition()
+        self._in_work: list[int] = []
 
     @contextmanager
-    def short_text(self) -> Iterator[None]:
-        """Around the encoding of short texts."""
-        with self._none_inside:
-            self._inside += 1
+    def text(self, chars: int) -> Iterator[None]:
+        """Around the encoding of a text of `chars` characters."""
+        with self._one_less:
+            self._in_work.append(chars)
         try:
             yield
         finally:
-            with self._none_inside:
-                self._inside -= 1
-                if not self._inside:
-                    self._none_inside.notify_all()
+            with self._one_less:
+                self._in_work.remove(chars)
+                self._one_less.notify_all()
 
-    def pause(self) -> None:
-        """Before each piece of a long text: waits for short texts, at most LONGEST_PAUSE_S."""
-        if self._inside:  # without the lock: a glance too early costs one piece
-            with self._none_inside:
-                self._none_inside.wait_for(lambda: not self._inside, LONGEST_PAUSE_S)
+    def pause(self, chars: int) -> None:
+        """Before each piece of a text of `chars` characters: waits for shorter ones, at most LONGEST_PAUSE_S."""
+        with self._one_less:
+            self._one_less.wait_for(lambda: min(self._in_work, default=chars) >= chars, LONGEST_PAUSE_S)

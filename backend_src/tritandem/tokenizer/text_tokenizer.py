@@ -34,7 +34,9 @@ class TextTokenizer:
         self._counters = Counters()
         self._engines = Engines(source, config, self._counters)
         self._chat = ChatRenderer(source)
-        self._pool = ThreadPoolExecutor(encode_threads(config.threads, cores_given()), thread_name_prefix="encode")
+        # More than run at a time: a shorter text must not wait for a thread that a longer one pauses on.
+        threads = 2 * encode_threads(config.threads, cores_given())
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self.vocab_size = source.vocab_size
         self.end_ids = source.end_ids
         self.bos_id = source.bos_id
@@ -157,7 +159,7 @@ class TextTokenizer:
     def _start(self, jobs: Sequence[Job], encode: Encode) -> None:
         short = [job for job in jobs if len(job.text) <= self._config.inline_chars]
         if short:
-            with self._engines.short_first.short_text():
+            with self._engines.short_first.text(0):
                 run_jobs(short, encode)
         for job in sorted(jobs, key=lambda job: len(job.text))[len(short) :]:
             self._pool.submit(run_jobs, [job], encode)
