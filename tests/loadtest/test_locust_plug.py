@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tritandem_loadtest.config import ARRIVALS
 from tritandem_loadtest.locust_run.live import Histogram, LiveFigures
 from tritandem_loadtest.metrics import percentile
 from tritandem_loadtest.stamps import RequestRecord
@@ -70,12 +72,41 @@ def wait_for(url: str, wanted: str, patience_s: float = 30.0) -> str:
     raise AssertionError(f"{url} did not say {wanted!r}")
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_the_form_of_the_page_starts_a_test_and_names_what_is_wrong_in_it(engine: Engine) -> None:
+    page = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--web-port", str(port), "--only-summary"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def start(**fields: object) -> None:
+        form = {"host": engine["raw_grpc"], "user_count": 20, "spawn_rate": 20, "run_time": "30s", **fields}
+        urllib.request.urlopen(page + "/swarm", urllib.parse.urlencode(form).encode(), timeout=5).close()
+
+    try:
+        shown = wait_for(page + "/", '"extra_options": ').partition('"extra_options": ')[2]
+        fields, _ = json.JSONDecoder().raw_decode(shown)
+        assert fields["arrival"]["choices"] == list(ARRIVALS)
+        assert {"rps", "workload", "prompt_words", "prompt_pool", "slo", "ignore_eos"} <= set(fields)
+        start(output_tokens="many")
+        wait_for(page + "/exceptions", "length 'many' is not N")
+        start(output_tokens="3", rps="20")
+        seen = json.loads(wait_for(page + "/tokens/data", '"COMPLETED"'))
+        assert set(seen["outcomes"]) == {"COMPLETED"}
+        assert seen["tokens"] == 3 * seen["outcomes"]["COMPLETED"]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_code(
     engine: Engine, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     flags = ["-f", str(LOCUSTFILE), "--host", engine["raw_grpc"], "--rps", "20", "--output-tokens", "4"]
     flags += ["--autostart", "--autoquit", "2", "--run-time", "4s", "--web-port", str(port), "--only-summary"]
     flags += ["--html", str(tmp_path / "run.html")]

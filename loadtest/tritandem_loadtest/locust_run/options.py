@@ -60,6 +60,8 @@ def add_arguments(parser: Any) -> None:
             group.add_argument(flag, type=type(default), default=default, choices=_CHOICES.get(name), help=text)
     for name, text in _TEXT.items():
         group.add_argument("--" + name.replace("_", "-"), type=str, default="", help=text)
+    for action in group._group_actions:
+        action.include_in_web_ui = True  # Locust's parser marks what is added to itself, not to a group
 
 
 def run_config(options: Any, host: str | None) -> RunConfig:

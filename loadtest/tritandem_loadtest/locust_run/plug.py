@@ -76,6 +76,7 @@ class Plug:
     def _on_test_start(self, **_: Any) -> None:
         """On the master: deal out shards. Elsewhere: make the session that users will take arrivals from."""
         self._live.clear()
+        setattr(self._environment, SESSION_ATTRIBUTE, None)
         runner = self._environment.runner
         if isinstance(runner, MasterRunner):
             workers = sorted(runner.clients)
@@ -87,8 +88,10 @@ class Plug:
         except (LoadTestError, ValueError, OSError) as error:
             _log.error("the load test cannot start: %s", error)
             self._environment.process_exit_code = 2
+            self._environment.events.user_error.fire(user_instance=None, exception=error, tb=None)  # the page shows it
             gevent.spawn(runner.quit)
             return
+        self._environment.process_exit_code = None  # an earlier test of this page may have had a wrong field
         setattr(self._environment, SESSION_ATTRIBUTE, self._session)
         if isinstance(runner, WorkerRunner):
             # The master's word that all users are there comes seconds late: give them one second instead.

@@ -17,11 +17,13 @@ SESSION_ATTRIBUTE = "tritandem_session"
 
 
 class StreamUser(User):  # type: ignore[misc]
-    """Needs `environment.tritandem_session`; idle once the schedule has no more arrivals."""
+    """Needs `environment.tritandem_session`, None when the test cannot start; idle once the schedule is used up."""
 
     @task  # type: ignore[untyped-decorator]
     def serve_next(self) -> None:
-        session: LoadSession = getattr(self.environment, SESSION_ATTRIBUTE)
+        session: LoadSession | None = getattr(self.environment, SESSION_ATTRIBUTE)
+        if session is None:
+            raise StopUser
         try:
             record = session.run_next()
         except Exception as error:  # a bug or a wrong setting of ours, never a failed request
