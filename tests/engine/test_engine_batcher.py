@@ -54,8 +54,8 @@ def test_prefill_beside_running_sequences_has_a_budget_of_its_own() -> None:
 def test_beside_many_sequences_chunks_are_small_unless_the_backlog_grows() -> None:
     assert prefill_budget(BUDGET, decoding=0, backlog=100) == 10
     assert prefill_budget(BUDGET, decoding=8, backlog=100) == 8
-    assert prefill_budget(BUDGET, decoding=9, backlog=10) == 2
-    assert prefill_budget(BUDGET, decoding=9, backlog=40) == 5
+    assert prefill_budget(BUDGET, decoding=9, backlog=6) == 2
+    assert prefill_budget(BUDGET, decoding=9, backlog=20) == 5
     assert prefill_budget(BUDGET, decoding=9, backlog=400) == 8
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .sequence import SequenceState
 
 FEW_DECODING = 8
-DRAIN_STEPS = 8  # a backlog that large chunks must work off
+DRAIN_STEPS = 4  # a backlog beyond the cheapest chunk is worked off in so many
 
 
 @dataclass(frozen=True, slots=True)
