@@ -20,15 +20,17 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import dates, pyplot, ticker
 
-CELL_WIDTH_IN, CELL_HEIGHT_IN = 0.72, 0.33
+CELL_WIDTH_IN, CELL_HEIGHT_IN = 0.58, 0.27
 ROW_CELLS = 1
+# Cells of a panel beside its axes: for the numbers on the left, title above, times and legend below.
+LEFT, RIGHT, ABOVE, BELOW = 1.15, 0.25, 1.1, 2.1
 MOST_LEGENDS = 8
 UNITS = {"s": "s", "reqps": "req/s", "ops": "1/s", "Bps": "B/s", "bytes": "B", "watt": "W", "percentunit": "%"}
 PREFIXED = frozenset({"s", "Bps", "bytes", "watt"})
 
 
-def draw(answers: list[check_panels.Answer], output: Path, title: str) -> None:
-    """Rows whose panels are all empty are left out."""
+def draw(answers: list[check_panels.Answer], span_s: tuple[float, float], output: Path, title: str) -> None:
+    """All panels show the same span of Unix time. Rows whose panels are all empty are left out."""
     rows: dict[str, list[check_panels.Answer]] = {}
     for answer in answers:
         rows.setdefault(answer.panel.row, []).append(answer)
@@ -43,21 +45,24 @@ def draw(answers: list[check_panels.Answer], output: Path, title: str) -> None:
         for member in members:
             place = member.panel.place
             y = used + ROW_CELLS + place["y"] - top(members)
-            box = (place["x"] + 1.2, cells - y - place["h"] + 1.9, place["w"] - 1.7, place["h"] - 3.1)
+            bottom_left = place["x"] + LEFT, cells - y - place["h"] + BELOW
+            box = (*bottom_left, place["w"] - LEFT - RIGHT, place["h"] - ABOVE - BELOW)
             axes = figure.add_axes((box[0] / 24, box[1] / cells, box[2] / 24, box[3] / cells))
-            draw_panel(axes, member)
+            draw_panel(axes, member, span_s)
         used += heights[name]
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output)
     pyplot.close(figure)
 
 
-def draw_panel(axes: Any, answer: check_panels.Answer) -> None:
+def draw_panel(axes: Any, answer: check_panels.Answer, span_s: tuple[float, float]) -> None:
     panel = answer.panel
     axes.set_title(panel.title, fontsize=9, loc="left")
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
-    axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M"))
+    axes.set_xlim(*[utc(at) for at in span_s])
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=2, maxticks=5))
+    axes.xaxis.set_major_formatter(dates.DateFormatter("%H:%M:%S"))
     axes.yaxis.set_major_formatter(unit_formatter(panel.unit))
     if not answer.series:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="#999")
@@ -65,17 +70,17 @@ def draw_panel(axes: Any, answer: check_panels.Answer) -> None:
         return
     base: dict[float, float] = {}
     for series in answer.series:
-        times = [datetime.datetime.fromtimestamp(at, datetime.timezone.utc) for at in series.times_s]
+        times = [utc(at) for at in series.times_s]
         values = series.values
         if panel.stacked:
             values = [base.get(at, 0.0) + value for at, value in zip(series.times_s, values, strict=True)]
             base.update(zip(series.times_s, values, strict=True))
         # A series of which a scrape or two exists must show as well.
         axes.plot(times, values, linewidth=1.2, marker="." if len(times) < 5 else "", label=series.legend)
+    axes.margins(y=0.08)  # a line at 100 % is not the frame
     axes.set_ylim(bottom=0)
-    # The whole span, so that a panel whose series began late does not look like the others.
     if len(answer.series) <= MOST_LEGENDS:
-        axes.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=4, frameon=False)
+        axes.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncol=4, frameon=False)
 
 
 def unit_formatter(unit: str) -> Any:
@@ -84,6 +89,10 @@ def unit_formatter(unit: str) -> Any:
     if unit in PREFIXED:
         return ticker.EngFormatter(unit=UNITS[unit])
     return ticker.FuncFormatter(lambda value, _: f"{value:g} {UNITS.get(unit, '')}".strip())
+
+
+def utc(unix_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(unix_s, datetime.timezone.utc)
 
 
 def top(members: list[check_panels.Answer]) -> int:
@@ -100,9 +109,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="PNG")
     parser.add_argument("--title", default="Tritandem")
     args = parser.parse_args()
-    answers = check_panels.ask_all(args)
+    span_s = check_panels.span(args)
+    answers = check_panels.ask_all(args.prometheus, span_s)
     print("\n".join(check_panels.table(answers)))
-    draw(answers, args.output, args.title)
+    draw(answers, span_s, args.output, args.title)
     return check_panels.exit_code(answers, False)
 
 
