@@ -1,8 +1,8 @@
 """How much of the device's memory the KV cache gets: measured, not guessed.
 
 Owns the sizing. The largest prefill and decode are run once on a tiny cache; what they needed at their peak
-stays free, and of the rest `kv_memory_fraction` becomes KV blocks. Graphs live in what is left over: they
-share one pool, which the largest batch size fills. Loading thread.
+stays free, and so does what the pool of the graphs will hold: one pass of the largest captured size, because
+graphs share it. Of the rest `kv_memory_fraction` becomes KV blocks. Loading thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_INTERLEAVED_TOKENS = 2048  # 46 ms of an 8B model on an H200
 
 def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_rows: int) -> RunnerSpec:
     """Pure. One sequence can never be longer than the blocks that exist. The efficient chunk is not measured yet."""
-    interleaved = min(_prefill_tokens(config), config.interleaved_prefill_tokens or DEFAULT_INTERLEAVED_TOKENS)
+    interleaved = interleaved_tokens(config)
     context_tokens = min(loaded.max_context_tokens, (num_blocks - 1) * config.block_tokens)
     return RunnerSpec(
         device=str(loaded.model.device),
@@ -71,25 +71,32 @@ def measure_and_allocate(
     block_bytes = kv_bytes_per_token(loaded.layers, model.dtype) * config.block_tokens
     num_blocks = config.num_blocks
     if not num_blocks:
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        _trial_prefill(forward, _prefill_tokens(config), max_rows, loaded.vocab_size, device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+        peak = _peak_bytes(forward, _prefill_tokens(config), max_rows, loaded.vocab_size, device)
+        if config.cuda_graphs and forward.fused:
+            peak += _peak_bytes(forward, interleaved_tokens(config) + max_rows, 1, loaded.vocab_size, device)
         context_tokens = min(loaded.max_context_tokens, config.max_context_tokens or loaded.max_context_tokens)
         useful = 1 + max_rows * -(-context_tokens // config.block_tokens)
         free = torch.cuda.mem_get_info(device)[0]
         num_blocks = choose_num_blocks(free, peak, config.kv_memory_fraction, block_bytes, useful)
-        on_progress(f"largest step needs {peak / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free")
+        on_progress(f"the largest step and the graphs need {peak / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free")
     tokens = (num_blocks - 1) * config.block_tokens
     on_progress(f"KV cache: {num_blocks} blocks, {tokens} tokens, {num_blocks * block_bytes / 2**30:.1f} GiB")
     return KvCache.allocate(loaded.layers, num_blocks, config.block_tokens, model.dtype, device)
 
 
+def _peak_bytes(forward: DeviceForward, tokens: int, rows: int, vocab_size: int, device: torch.device) -> int:
+    """What a prefill of `tokens` with `rows` rows of logits needs at its peak."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    _trial_prefill(forward, tokens, rows, vocab_size, device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return peak
+
+
 def _trial_prefill(forward: DeviceForward, tokens: int, max_rows: int, vocab_size: int, device: torch.device) -> None:
-    """The largest prefill, of one sequence whose blocks are all the null block, and its logits as the sampler
-    would widen them."""
+    """A prefill of one sequence whose blocks are all the null block, and its logits as the sampler would widen them."""
     ids = torch.arange(tokens, device=device) % vocab_size
     positions = torch.zeros_like(ids)
     lens = torch.tensor([tokens], dtype=torch.int32, device=device)
@@ -105,6 +112,11 @@ def _trial_prefill(forward: DeviceForward, tokens: int, max_rows: int, vocab_siz
     logits = forward.prefill(ids, positions, positions[: min(max_rows, tokens)], batch).float()
     scratch = [torch.empty_like(logits) for _ in range(6)]  # what filtered sampling holds at its peak
     del scratch, logits
+
+
+def interleaved_tokens(config: EngineConfig) -> int:
+    """Prompt tokens of a step beside running sequences."""
+    return min(_prefill_tokens(config), config.interleaved_prefill_tokens or DEFAULT_INTERLEAVED_TOKENS)
 
 
 def _prefill_tokens(config: EngineConfig) -> int:
