@@ -8,6 +8,7 @@ model's folder from TRITANDEM_MODEL, so that the model repository can be mounted
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import typing
@@ -126,8 +127,58 @@ class Config:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
+_RANGES: Mapping[type, Mapping[str, tuple[float, float]]] = {  # both ends allowed; others: 0 or more
+    EngineConfig: {
+        "block_tokens": (1, 1024),
+        "kv_memory_fraction": (0.01, 1.0),
+        "cpu_kv_bytes": (1 << 20, math.inf),
+        "max_sequences": (0, 4096),
+        "launch_ahead_steps": (0, 16),
+        "stream_idle_s": (0.01, 3600.0),
+        "threads": (0, 1024),
+    },
+    SchedulerConfig: {
+        "max_queued_requests": (1, math.inf),
+        "max_queued_tokens": (1, math.inf),
+        "default_max_tokens": (1, math.inf),
+        "ageing_s": (0.001, math.inf),
+        "target_inter_token_s": (0.0001, math.inf),
+        "tick_s": (0.0, 1.0),
+        "sender_threads": (1, 64),
+        "max_buffered_chars": (1, math.inf),
+        "cancel_poll_s": (0.01, 60.0),
+        "cancel_poll_share": (0.0001, 1.0),
+        "engine_silence_s": (0.05, 3600.0),
+        "engine_answer_s": (0.05, 3600.0),
+    },
+    TokenizerConfig: {"shadow_check_rate": (0.0, 1.0), "piece_chars": (16, 1 << 24), "threads": (0, 1024)},
+    TelemetryConfig: {"metrics_period_s": (0.1, 3600.0)},
+}
+_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
+    EngineConfig: {
+        "attention": ("auto", "dense", "paged"),
+        "dtype": ("auto", "bfloat16", "float16", "float32"),
+    },
+    SchedulerConfig: {"default_priority": ("interactive", "normal", "batch")},
+    PlacementConfig: {"policy": ("auto", "explicit", "off")},
+}
+
+
+def _disallowed(cls: type, key: str, value: object) -> str | None:
+    """What is allowed, in words, when `value` is not."""
+    if isinstance(value, str):
+        choices = _CHOICES.get(cls, {}).get(key)
+        return None if choices is None or value in choices else ", ".join(choices)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    low, high = _RANGES.get(cls, {}).get(key, (0, math.inf))
+    if low <= value <= high and math.isfinite(value):
+        return None
+    return f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build the dataclass `cls` from `values`. Raises ConfigError for unknown keys and wrong types."""
+    """Build the dataclass `cls` from `values`. Raises ConfigError for unknown keys, wrong types, values out of range."""
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
@@ -144,6 +195,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
             value = float(value)
         if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
             raise ConfigError(f"{where}.{key}: given {value!r}, allowed: a value of type {hint.__name__}")
+        if (allowed := _disallowed(cls, key, value)) is not None:
+            raise ConfigError(f"{where}.{key}: given {value!r}, allowed: {allowed}")
         built[key] = value
     return cls(**built)
 

@@ -1,0 +1,69 @@
+"""A configuration is refused by file, key, what was given and what is allowed, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+from tritandem import config
+from tritandem.config import Config, load_config
+from tritandem.contracts import ConfigError
+
+
+def loaded(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "serving.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[engine]\nblock_tokens = 0", r"serving.toml.engine.block_tokens: given 0, allowed: 1 to 1024"),
+        ("[engine]\nmax_sequences = -1", r"engine.max_sequences: given -1, allowed: 0 to 4096"),
+        ("[engine]\nkv_memory_fraction = 1.5", r"given 1.5, allowed: 0.01 to 1"),
+        ("[engine]\nkv_memory_fraction = nan", r"given nan, allowed"),
+        ("[engine]\nnum_blocks = -5", r"given -5, allowed: 0 or more"),
+        ("[engine]\nattention = 'flash'", r"attention: given 'flash', allowed: auto, dense, paged"),
+        ("[engine]\ndtype = 'int8'", r"dtype: given 'int8', allowed: auto, bfloat16, float16, float32"),
+        ("[engine]\nprefix_cache = 1", r"prefix_cache: given 1, allowed: a value of type bool"),
+        ("[engine]\nmax_sequences = 2.0", r"max_sequences: given 2.0, allowed: a value of type int"),
+        ("[engine]\nmax_sequences = true", r"max_sequences: given True, allowed: a value of type int"),
+        ("[engine]\nbatch = 3", r"engine.batch: unknown key; known keys: .*block_tokens"),
+        ("[scheduler]\nsender_threads = 0", r"sender_threads: given 0, allowed: 1 to 64"),
+        ("[scheduler]\ntarget_inter_token_s = inf", r"given inf, allowed: 0.0001 or more"),
+        ("[scheduler]\ndefault_priority = 'high'", r"given 'high', allowed: interactive, normal, batch"),
+        ("[tokenizer]\nshadow_check_rate = 2", r"given 2.0, allowed: 0 to 1"),
+        ("[placement]\npolicy = 'on'", r"given 'on', allowed: auto, explicit, off"),
+        ("engine = 3", r"engine: given 3, allowed: a table"),
+        ("[engines]", r"engines: unknown key; known keys: engine"),
+        ("[engine", r"not valid TOML"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(tmp_path, text)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing.toml: cannot be read: No such file"):
+        load_config(tmp_path / "missing.toml")
+
+
+def test_good_values_arrive_and_the_rest_keeps_its_defaults(tmp_path: Path) -> None:
+    got = loaded(tmp_path, "[engine]\nmax_sequences = 7\n[scheduler]\ntick_s = 0\n")
+    assert got.engine == dataclasses.replace(Config().engine, max_sequences=7)
+    assert got.scheduler == dataclasses.replace(Config().scheduler, tick_s=0.0)
+    assert load_config(None) == Config()
+
+
+def test_every_default_is_itself_allowed_and_every_limit_belongs_to_a_key() -> None:
+    tables = {type(table): table for table in (getattr(Config(), f.name) for f in dataclasses.fields(Config))}
+    for cls, table in tables.items():
+        values = dataclasses.asdict(table)
+        assert config.from_mapping(cls, values, "defaults") == table
+        limits = {*config._RANGES.get(cls, {}), *config._CHOICES.get(cls, {})}
+        assert limits <= set(values), cls
+    assert all(low <= high and not math.isnan(low) for r in config._RANGES.values() for low, high in r.values())
