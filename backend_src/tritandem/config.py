@@ -178,7 +178,7 @@ def _disallowed(cls: type, key: str, value: object) -> str | None:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build the dataclass `cls` from `values`. Raises ConfigError for unknown keys, wrong types, values out of range."""
+    """Build the dataclass `cls` from `values`. Raises ConfigError for a bad key, type or value."""
     hints = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
