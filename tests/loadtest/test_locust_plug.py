@@ -41,17 +41,32 @@ def test_histogram_percentiles_are_within_one_per_cent() -> None:
 
 def test_workers_that_report_twice_add_up_to_one_process_that_saw_all() -> None:
     alone, master, workers = LiveFigures(), LiveFigures(), [LiveFigures(), LiveFigures()]
-    for index in range(60):
+    for index in range(600):
         alone.take(record(index))
         workers[index % 2].take(record(index))
-        if index in (20, 59):
+        if index % 20 == 19:  # a second with 20 records
+            for figures in (alone, *workers):
+                figures.close_second()
+        if index in (50, 211, 400, 599):  # in the middle of a second, and at the end of one
             for worker in workers:
                 master.merge(json.loads(json.dumps(worker.drain())))  # bucket numbers travel as text
-    alone.close_second()
-    master.close_second()
+    assert len(alone.rows) == 30
+    assert {row["completed"] for row in master.rows} == {20}
     assert master.table() == alone.table()
     assert (master.outcomes, master.output_tokens, master.rows) == (alone.outcomes, alone.output_tokens, alone.rows)
-    assert master.output_tokens == 60 * 5
+    assert master.output_tokens == 600 * 5
+
+
+def test_a_reset_in_the_middle_of_a_test_begins_the_charts_anew() -> None:
+    master, worker = LiveFigures(), LiveFigures()
+    for _ in range(100):
+        worker.close_second()
+        master.merge(worker.drain())
+    master.clear()
+    worker.take(record(0))
+    worker.close_second()
+    master.merge(worker.drain())
+    assert [row["completed"] for row in master.rows] == [1]
 
 
 def fetch(url: str) -> str:

@@ -15,6 +15,7 @@ from ..stamps import COMPLETED, RequestRecord
 _LOG_BASE = math.log(1.01)
 _CHARTED = ("ttft", "itl")
 SHOWN = (50, 90, 95, 99)
+_OPEN_SECONDS = 15
 
 
 class Histogram:
@@ -36,8 +37,41 @@ class Histogram:
         return math.nan
 
 
+def _merge_histograms(mine: dict[str, Histogram], theirs: dict[str, dict[int, int]]) -> None:
+    for name, buckets in theirs.items():
+        mine[name].buckets.update({int(bucket): count for bucket, count in buckets.items()})
+
+
+class _Second:
+    """What ended within one second of a test."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.histograms = {name: Histogram() for name in _CHARTED}
+
+    def row(self) -> dict[str, float | None]:
+        """A point of each chart; None: no sample."""
+        row: dict[str, float | None] = {name: self.counts[name] for name in ("completed", "failed", "tokens")}
+        for name, histogram in self.histograms.items():
+            for p in (50, 99):
+                row[f"{name}_p{p}"] = round(histogram.percentile(p), 2) if histogram.buckets else None
+        return row
+
+    def said(self) -> dict[str, Any]:
+        histograms = {name: dict(histogram.buckets) for name, histogram in self.histograms.items()}
+        return {"counts": dict(self.counts), "histograms": histograms}
+
+    def merge(self, said: dict[str, Any]) -> None:
+        self.counts.update(said["counts"])
+        _merge_histograms(self.histograms, said["histograms"])
+
+
 class LiveFigures:
-    """All metrics since the start, and rows for the charts. `take` on every process, `merge` on the master."""
+    """All metrics since the start, and rows for the charts, one a second.
+
+    `take` and `close_second` on every process that sends requests; workers `drain`, the master merges. Seconds count
+    from the start of the test on each process; the last ones stay open for what workers have yet to say.
+    """
 
     def __init__(self) -> None:
         self.clear()
@@ -46,15 +80,21 @@ class LiveFigures:
         self.total = {name: Histogram() for name in METRICS}
         self.outcomes: Counter[str] = Counter()
         self.output_tokens = 0
-        self.rows: list[dict[str, float | None]] = []
-        self._second = {name: Histogram() for name in _CHARTED}
-        self._second_counts: Counter[str] = Counter()
+        self._settled: list[dict[str, float | None]] = []
+        self._open = [_Second()]  # the last is the current one
+        self._first_open = 0
+
+    @property
+    def rows(self) -> list[dict[str, float | None]]:
+        """Of every second but the current one."""
+        return self._settled + [second.row() for second in self._open[:-1]]
 
     def take(self, record: RequestRecord) -> None:
         """Add one request when it has ended."""
+        second = self._open[-1]
         self.outcomes[record.outcome] += 1
-        self._second_counts["completed" if record.outcome == COMPLETED else "failed"] += 1
-        self._second_counts["tokens"] += record.output_tokens
+        second.counts["completed" if record.outcome == COMPLETED else "failed"] += 1
+        second.counts["tokens"] += record.output_tokens
         self.output_tokens += record.output_tokens
         if record.outcome != COMPLETED:
             return
@@ -64,38 +104,40 @@ class LiveFigures:
             for value in values:
                 self.total[name].add(value)
                 if name in _CHARTED:
-                    self._second[name].add(value)
+                    second.histograms[name].add(value)
 
     def close_second(self) -> None:
-        """End the current interval of the charts with a row."""
-        row: dict[str, float | None] = {name: self._second_counts[name] for name in ("completed", "failed", "tokens")}
-        for name, histogram in self._second.items():
-            for p in (50, 99):
-                row[f"{name}_p{p}"] = round(histogram.percentile(p), 2) if histogram.buckets else None
-        self.rows.append(row)
-        self._second = {name: Histogram() for name in _CHARTED}
-        self._second_counts = Counter()
+        """Begin the next second. One that is long past becomes a row for good, for a test may last for hours."""
+        self._open.append(_Second())
+        if len(self._open) > _OPEN_SECONDS:
+            self._settled.append(self._open.pop(0).row())
+            self._first_open += 1
 
     def drain(self) -> dict[str, Any]:
-        """What a worker tells the master since the last time, as plain types; the worker starts again from zero."""
+        """What a worker tells the master since the last time, as plain types; its counts start again from zero."""
         said = {
             "outcomes": dict(self.outcomes),
             "tokens": self.output_tokens,
-            "counts": dict(self._second_counts),
             "total": {name: dict(histogram.buckets) for name, histogram in self.total.items()},
-            "second": {name: dict(histogram.buckets) for name, histogram in self._second.items()},
+            "first": self._first_open,
+            "seconds": [second.said() for second in self._open],
         }
+        now = self._first_open + len(self._open) - 1
         self.clear()
+        self._first_open = now
         return said
 
     def merge(self, said: dict[str, Any]) -> None:
         """Add what a worker said. JSON and msgpack may have turned bucket numbers into text."""
+        if not self.outcomes and not self.rows:
+            self._first_open = said["first"]  # the first word since a reset in the middle of a test
         self.outcomes.update(said["outcomes"])
         self.output_tokens += said["tokens"]
-        self._second_counts.update(said["counts"])
-        for mine, theirs in ((self.total, said["total"]), (self._second, said["second"])):
-            for name, buckets in theirs.items():
-                mine[name].buckets.update({int(bucket): count for bucket, count in buckets.items()})
+        _merge_histograms(self.total, said["total"])
+        for number, second in enumerate(said["seconds"], start=said["first"]):
+            while number >= self._first_open + len(self._open):
+                self.close_second()
+            self._open[max(0, number - self._first_open)].merge(second)
 
     def figures(self) -> dict[str, Any]:
         """Everything that the charts show."""

@@ -14,7 +14,8 @@ import gevent
 from locust import events
 from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, WorkerRunner
 
-from ..config import LoadTestError
+from ..config import LoadTestError, RunConfig
+from ..workload import Workload
 from . import options, web
 from .live import LiveFigures
 from .session import LoadSession
@@ -23,8 +24,9 @@ from .user import SESSION_ATTRIBUTE
 _log = logging.getLogger("tritandem_loadtest")
 _SHARD_MESSAGE = "tritandem_shard"
 _DEFAULT_USERS = 200
-_DRAIN_S = 60.0
+_DRAIN_S = 20.0
 _SPAWN_NS = 1_000_000_000
+_START_S = 30.0
 
 
 def _on_parser(parser: Any, **_: Any) -> None:
@@ -60,6 +62,8 @@ class Plug:
         hooks.spawning_complete.add_listener(self._on_spawned)
         hooks.test_stopping.add_listener(self._on_test_stopping)
         hooks.test_stop.add_listener(self._on_test_stop)
+        if not isinstance(runner, MasterRunner):
+            gevent.spawn(self._close_seconds)
         if isinstance(runner, WorkerRunner):
             runner.register_message(_SHARD_MESSAGE, self._on_shard)
             hooks.report_to_master.add_listener(self._on_report)
@@ -68,7 +72,6 @@ class Plug:
         hooks.reset_stats.add_listener(lambda **_: self._live.clear())
         hooks.quitting.add_listener(self._on_quitting)
         hooks.quit.add_listener(self._on_quit)
-        gevent.spawn(self._close_seconds)
 
     def _on_shard(self, msg: Any, **_: Any) -> None:
         self._shard = (msg.data["shard"], msg.data["shards"])
@@ -78,28 +81,54 @@ class Plug:
         self._live.clear()
         setattr(self._environment, SESSION_ATTRIBUTE, None)
         runner = self._environment.runner
-        if isinstance(runner, MasterRunner):
-            workers = sorted(runner.clients)
-            for shard, client_id in enumerate(workers):
-                runner.send_message(_SHARD_MESSAGE, {"shard": shard, "shards": len(workers)}, client_id)
-            return
         try:
-            self._session = self._new_session()
+            if isinstance(runner, MasterRunner):
+                Workload(self._config())  # refused here, a wrong setting costs no worker
+                self._deal_shards(runner)
+            else:
+                self._session = self._new_session()
         except (LoadTestError, ValueError, OSError) as error:
-            _log.error("the load test cannot start: %s", error)
-            self._environment.process_exit_code = 2
-            self._environment.events.user_error.fire(user_instance=None, exception=error, tb=None)  # the page shows it
-            gevent.spawn(runner.quit)
+            self._refuse(error)
             return
         self._environment.process_exit_code = None  # an earlier test of this page may have had a wrong field
         setattr(self._environment, SESSION_ATTRIBUTE, self._session)
-        if isinstance(runner, WorkerRunner):
+        if isinstance(runner, WorkerRunner) and self._session is not None:
             # The master's word that all users are there comes seconds late: give them one second instead.
             self._session.start(time.monotonic_ns() + _SPAWN_NS)
 
+    @staticmethod
+    def _deal_shards(runner: Any) -> None:
+        workers = sorted(runner.clients)
+        for shard, client_id in enumerate(workers):
+            runner.send_message(_SHARD_MESSAGE, {"shard": shard, "shards": len(workers)}, client_id)
+
+    def _refuse(self, error: Exception) -> None:
+        """The test cannot start: say so, and end it; without a page end the process too."""
+        _log.error("the load test cannot start: %s", error)
+        self._environment.process_exit_code = 2
+        runner = self._environment.runner
+        if isinstance(runner, WorkerRunner):  # its master says it too, and stops it
+            return
+        runner.log_exception("master" if isinstance(runner, MasterRunner) else "local", str(error), "")  # for the page
+        gevent.spawn(self._end_refused_test)
+
+    def _end_refused_test(self) -> None:
+        """A master that is stopped while it starts forgets its workers: not before it has started."""
+        runner = self._environment.runner
+        with gevent.Timeout(_START_S, False):
+            while runner.state != STATE_RUNNING:
+                gevent.sleep(0.1)
+        if self._environment.parsed_options.headless:
+            runner.quit()
+        else:
+            runner.stop()
+
+    def _config(self) -> RunConfig:
+        return options.run_config(self._environment.parsed_options, self._environment.host)
+
     def _new_session(self) -> LoadSession:
         parsed = self._environment.parsed_options
-        config = options.run_config(parsed, self._environment.host)
+        config = self._config()
         out = None
         if parsed.stamps_dir:
             directory = Path(parsed.stamps_dir)
@@ -131,7 +160,7 @@ class Plug:
         """Print the token-level table and fail the process when an SLO was missed."""
         for row in self._live.table():
             print("  ".join(f"{text:<28}" if name == "metric" else f"{text:>10}" for name, text in row.items()))
-        config = options.run_config(self._environment.parsed_options, self._environment.host)
+        config = self._config()
         for name, limit_ms in config.slo.items():
             value_ms = self._live.total[name].percentile(config.slo_percentile)
             if not value_ms <= limit_ms:
