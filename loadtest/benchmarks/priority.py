@@ -1,9 +1,9 @@
 """What a saturating load of the class `batch` does to the time to first token of interactive requests.
 
 One server, several phases of the same interactive arrivals: alone, beside more batch streams than the engine has
-places, alone again and, when asked for, beside the same streams when nobody names a class. Goal: p99 beside batch stays
-within 1.5 times that alone (the better of both times) plus one prefill chunk, which is measured too. Prints a table and, as
-the last line, one JSON document; exits 1 when the goal is missed.
+places, alone again and, when asked for, beside the same streams when nobody names a class. Goal: p99 beside batch
+stays within 1.5 times that alone (the better of both times) plus one prefill chunk, which is measured too. Prints a
+table and, as the last line, one JSON document; exits 1 when the goal is missed.
 
     python loadtest/benchmarks/priority.py --model smollm2
 """
