@@ -49,6 +49,9 @@ class EngineConfig:
     prefix_cache: bool = True
     attention: str = "auto"  # auto | dense | paged
     cuda_graphs: bool = True
+    graph_capture: str = (
+        "start"  # start: all sizes, measured; lazy: each on its first use, which pauses running streams
+    )
     compile: bool = True
     launch_ahead_steps: int = 3  # replays launched before their tokens are read (CUDA only)
     stream_idle_s: float = 1.0  # the token stream ends after this long without live sequences
@@ -158,6 +161,7 @@ _CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     EngineConfig: {
         "attention": ("auto", "dense", "paged"),
         "dtype": ("auto", "bfloat16", "float16", "float32"),
+        "graph_capture": ("start", "lazy"),
     },
     SchedulerConfig: {"default_priority": ("interactive", "normal", "batch")},
     PlacementConfig: {"policy": ("auto", "explicit", "off")},

@@ -118,9 +118,12 @@ class CudaRunner:
                     spec.interleaved_prefill_tokens,
                     loaded.model.dtype,
                 )
-                self.graphs.warm_up(on_progress)
-                self.mixed.warm_up(self.graphs, on_progress)
-                record.zero_()  # replays that were measured have reported
+                if config.graph_capture == "lazy":
+                    self.mixed.capture_lazily()
+                else:
+                    self.graphs.warm_up(on_progress)
+                    self.mixed.warm_up(self.graphs, on_progress)
+                    record.zero_()  # replays that were measured have reported
                 if self.mixed.efficient_tokens:
                     self.spec = replace(spec, efficient_prefill_tokens=self.mixed.efficient_tokens)
                 if graph_cache.captured():

@@ -188,6 +188,11 @@ class MixedPasses:
                 return self._choices[size]
         return None
 
+    def capture_lazily(self) -> None:
+        """Every size may be used from now on and is captured then; which of them are worth it is not known."""
+        if self._cache.enabled and self._forward.fused:
+            self._choices = {size: size for size in self._sizes()}
+
     def warm_up(self, decode: DecodeGraphs, on_progress: Callable[[str], None]) -> None:
         """Capture every size, the largest first so that the others reuse its memory, and measure which are worth it.
 
@@ -196,17 +201,17 @@ class MixedPasses:
         if not (self._cache.enabled and self._forward.fused):
             return
         costs: dict[PassSize, float] = {}
-        for done, rows in enumerate(reversed(self._rows), start=1):
-            for tokens in reversed(self._tokens):
-                size = PassSize(rows, tokens)
-                nothing = prefill_arrays((), size, self._state.pad_slot)
-                for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
-                    view.copy_(torch.from_numpy(value))
-                self._cache.capture(size, partial(self._enqueue, size))
-                cost = self._cache.device_ms(size)
-                if cost is not None:
-                    costs[size] = cost
-            on_progress(f"prefill graphs: {done * len(self._tokens)} of {len(self._rows) * len(self._tokens)}")
+        sizes = self._sizes()
+        for done, size in enumerate(sizes, start=1):
+            nothing = prefill_arrays((), size, self._state.pad_slot)
+            for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
+                view.copy_(torch.from_numpy(value))
+            self._cache.capture(size, partial(self._enqueue, size))
+            cost = self._cache.device_ms(size)
+            if cost is not None:
+                costs[size] = cost
+            if done % len(self._tokens) == 0:
+                on_progress(f"prefill graphs: {done} of {len(sizes)}")
         self._choices = cheapest(costs, decode.idle_ms)
         self.efficient_tokens = efficient_tokens(costs, decode.idle_ms)
 
@@ -244,6 +249,10 @@ class MixedPasses:
         )
         self._logits[: logits.shape[0]].copy_(logits)
         self._state.length.index_copy_(0, packing.slots, packing.context_lens)
+
+    def _sizes(self) -> list[PassSize]:
+        """The largest first."""
+        return [PassSize(rows, tokens) for rows in reversed(self._rows) for tokens in reversed(self._tokens)]
 
     def _layout(self, size: PassSize) -> Any:
         return layout(prefill_arrays((), size, self._state.pad_slot))
