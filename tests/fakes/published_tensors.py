@@ -113,9 +113,13 @@ class PublishedServer:
 
     def __enter__(self) -> PublishedServer:
         self._loop = asyncio.new_event_loop()
-        listening = self._loop.run_until_complete(
-            self._loop.create_server(lambda: RawGrpcConnection(self._answer), "127.0.0.1", 0)
-        )
+        self._connections: list[RawGrpcConnection] = []
+
+        def connection() -> RawGrpcConnection:
+            self._connections.append(RawGrpcConnection(self._answer))
+            return self._connections[-1]
+
+        listening = self._loop.run_until_complete(self._loop.create_server(connection, "127.0.0.1", 0))
         self.url = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         self._listening = listening
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -123,10 +127,19 @@ class PublishedServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._listening.close)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    async def _close(self) -> None:
+        """Leaves no open transport and no pending task behind, whether or not clients have hung up."""
+        self._listening.close()
+        for connection in self._connections:
+            connection.transport.abort()
+        await asyncio.sleep(0)  # connections learn of it and cancel their streams
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _answer(self, payload: bytes, received_ns: int) -> AsyncIterator[bytes]:
         request = pb.ModelInferRequest.FromString(payload)
