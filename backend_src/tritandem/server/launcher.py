@@ -157,11 +157,12 @@ class TritonServer:
         Returns the exit code: 0 also when every request had ended and only open connections held the server up.
         """
         self.drain()
-        deadline = time.monotonic() + (self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s)
+        patience_s = self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s
+        deadline = last = time.monotonic() + patience_s
         log, idle = LogReader(self.log_path, self._log_start), False
         while self.poll() is None and self._guardian and time.monotonic() < deadline and not interrupted():
-            if not idle and any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
-                idle, deadline = True, min(deadline, time.monotonic() + unload_s)
+            if any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
+                idle, deadline = True, min(last, time.monotonic() + unload_s)
             time.sleep(POLL_S)
         held_up = self._guardian is not None and self.poll() is None
         code = self.kill()
