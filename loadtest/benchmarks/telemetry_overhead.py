@@ -9,7 +9,8 @@ overhead is the median over the rounds of the ratio within each. Two engines wou
 `server`: the real Triton with tokenizer and scheduler, and an engine that only counts, so that nothing is measured but
 what a token passes. Three servers in turns: without metrics, with the default period, and with one so short that the
 cost of publishing stands out of the noise; the last one's cost, divided by how much oftener it publishes, is what
-the default costs. CPU time is that of tritonserver and its model processes. The last line is one JSON document.
+the default costs. CPU time is that of tritonserver and its model processes. Beside it stands what the publishing
+threads say of themselves, which leaves out Triton's side of each message. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ def cpu_s_of(server_pid: int) -> float:
 def measure_server(args: argparse.Namespace, folder: Path, period_s: float) -> dict[str, float]:
     """Cores that the server takes at a fixed rate of tokens; `period_s` 0: without metrics."""
     from delivery import repository
+    from tritandem.cli.doctor.sample import Pair, fetch
     from tritandem.server import TritonServer
+    from tritandem.telemetry.families import TELEMETRY_CPU
     from tritandem_loadtest import RunConfig, run
 
     settings = folder / "telemetry.toml"
@@ -195,9 +198,12 @@ def measure_server(args: argparse.Namespace, folder: Path, period_s: float) -> d
 
         def watch() -> None:
             time.sleep(4.0)  # the streams have started
+            before = fetch(server.metrics_url) if period_s else None
             begun_s, begun_cpu_s = time.monotonic(), cpu_s_of(server.pid)
             time.sleep(args.seconds)
             found["cores"] = (cpu_s_of(server.pid) - begun_cpu_s) / (time.monotonic() - begun_s)
+            if before is not None:
+                found["threads"] = Pair(before, fetch(server.metrics_url)).rate(TELEMETRY_CPU.name)
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -205,7 +211,7 @@ def measure_server(args: argparse.Namespace, folder: Path, period_s: float) -> d
         watcher.join()
     if summary["failed"]:
         raise RuntimeError(f"{summary['failed']} requests failed")
-    return {"cores": found["cores"], "tokens_per_s": summary["output_tokens_per_s"]}
+    return {**found, "tokens_per_s": summary["output_tokens_per_s"]}
 
 
 def measure_server_overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -224,8 +230,8 @@ def measure_server_overhead(args: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_s": {name: round(median(r["tokens_per_s"] for r in rows)) for name, rows in measured.items()},
         "cores": {name: round(value, 4) for name, value in cores.items()},
         "short_period_s": args.short_period_s,
-        "publishing_share_of_a_core": round((cores["short"] - cores["off"]) / oftener, 5),
-        "overhead_percent_of_server_cpu": round((cores["default"] / cores["off"] - 1) * 100, 2),
+        "publishing_percent_of_a_core": round((cores["short"] - cores["off"]) / oftener * 100, 3),
+        "threads_percent_of_a_core": round(median(row["threads"] for row in measured["default"]) * 100, 3),
     }
 
 

@@ -256,12 +256,27 @@ CASES = (
 )
 
 
+def exposition(series: Series, end: int) -> str:
+    """As Triton writes it: histograms of the Python backend are counters by three names."""
+    lines: dict[str, list[str]] = {}
+    for name, change in series.items():
+        lines.setdefault(name.partition("{")[0], []).append(f"{name} {change[end]}")
+    return "".join(
+        f"# TYPE {name} {'counter' if name.endswith(('_total', '_sum', '_count')) else 'gauge'}\n"
+        + "\n".join(its)
+        + "\n"
+        for name, its in lines.items()
+    )
+
+
 def diagnose(series: Series) -> Diagnosis:
-    samples = [
-        parse("".join(f"{name} {change[end]}\n" for name, change in series.items()), at_s=1000.0 + end * SECONDS)
-        for end in (0, 1)
-    ]
+    samples = [parse(exposition(series, end), at_s=1000.0 + end * SECONDS) for end in (0, 1)]
     return judge(Pair(*samples))
+
+
+def test_every_series_keeps_the_name_it_was_written_with() -> None:
+    for name in ("nv_inference_count", "tritandem_send_seconds_count", "tritandem_engine_steps_total", "nv_a_gauge"):
+        assert list(parse(exposition({name: (1, 2)}, 0), at_s=0.0).series) == [name]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)

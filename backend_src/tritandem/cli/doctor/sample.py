@@ -5,6 +5,7 @@ Knows nothing about what a metric means. `fetch` is the only thing here that doe
 
 from __future__ import annotations
 
+import re
 import time
 import urllib.error
 import urllib.request
@@ -100,10 +101,14 @@ def parse(text: str, at_s: float) -> Sample:
     """Prometheus's text format. Raises ValueError for anything else."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    written = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     series: dict[str, list[Series]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for one in family.samples:
-            series[one.name].append(Series(one.labels, one.value))
+            # The parser adds _total to every counter without it: our histograms are counters, some of Triton's as well.
+            shorter = one.name.removesuffix("_total")
+            name = shorter if shorter in written and one.name not in written else one.name
+            series[name].append(Series(one.labels, one.value))
     return Sample(at_s, dict(series))
 
 

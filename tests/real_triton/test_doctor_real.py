@@ -1,0 +1,186 @@
+"""The doctor on a real server: it names what was planted. And every metric that a CPU can have is there.
+
+One server for all, with few KV blocks, two tokenizer processes and a short period of the metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import start_server
+from raw_client import RawClient, number, text
+from served import children
+from tritandem.cli.doctor.sample import Sample, fetch
+from tritandem.server import TritonServer
+from tritandem.telemetry import families as f
+
+pytestmark = pytest.mark.triton
+
+SETTINGS = """
+[engine]
+device = "cpu"
+num_blocks = 48
+max_sequences = 8
+[scheduler]
+dynamic_batch = false
+[telemetry]
+metrics_period_s = 0.5
+"""
+SECONDS = "3"
+# What only an engine on a GPU has.
+GPU_ONLY = {family for family in f.FAMILIES if family.name.startswith("tritandem_gpu_")} | {
+    f.GRAPH_LAUNCH,
+    f.STAGING_BYTES,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    settings = tmp_path_factory.mktemp("doctor") / "settings.toml"
+    settings.write_text(SETTINGS)
+    with start_server(engine_config=settings, tokenizer_instances=2) as running:
+        yield running
+
+
+def doctor(server: TritonServer) -> tuple[dict[str, Any], set[str]]:
+    """The document, and every verdict in it. The exit code is the one that it names."""
+    words = [sys.executable, "-m", "tritandem.cli", "doctor", "--url", server.metrics_url, "--json"]
+    done = subprocess.run([*words, "--seconds", SECONDS], capture_output=True, text=True, timeout=120)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_code"], done.stderr
+    return found, {found["verdict"], *(other["verdict"] for other in found["also"])}
+
+
+def wait_for(server: TritonServer, what: object, condition: Callable[[Sample], bool], timeout_s: float = 120) -> Sample:
+    """`what` is named as it is when the time is over."""
+    end_s = time.monotonic() + timeout_s
+    while not condition(sample := fetch(server.metrics_url)):
+        assert time.monotonic() < end_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.2)
+    return sample
+
+
+@contextmanager
+def streams(server: TritonServer, count: int, prompt: str, max_tokens: int) -> Iterator[None]:
+    """So many clients on the model that notices when they go."""
+    arrays = {
+        "text_input": text(prompt),
+        "max_tokens": number(max_tokens, np.int32),
+        "sampling_parameters": text('{"ignore_eos": true}'),
+        "stream": number(True, np.bool_),
+    }
+    client = RawClient(server.grpc_url)
+    opened = [client.stream("scheduler", arrays) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for stream in opened:
+            stream.close(cancel=True)
+        wait_for(server, "all streams have ended", lambda sample: sample.total(f.REQUESTS_RUNNING.name) == 0)
+
+
+@contextmanager
+def one_core_with_busy_neighbours(server: TritonServer) -> Iterator[None]:
+    """Every thread of the server shares one core with two loops."""
+    core = min(os.sched_getaffinity(0))
+    pids = [server.pid, *children(server.pid)]
+    threads = [int(path.name) for pid in pids for path in Path(f"/proc/{pid}/task").iterdir()]
+    before = {thread: os.sched_getaffinity(thread) for thread in threads}
+    spin = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    neighbours = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        for thread in threads:
+            os.sched_setaffinity(thread, [core])
+        yield
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+        for thread, cores in before.items():
+            if Path(f"/proc/{thread}").exists():
+                os.sched_setaffinity(thread, cores)
+
+
+def test_a_server_without_requests_is_idle(server: TritonServer) -> None:
+    found, _ = doctor(server)
+    assert (found["verdict"], found["exit_code"]) == ("idle", 0)
+
+
+def test_a_server_whose_cores_were_taken_away_is_short_of_them(server: TritonServer) -> None:
+    with streams(server, 2, "1, 2, 3, 4,", 300), one_core_with_busy_neighbours(server):
+        wait_for(server, "both decode", lambda sample: sample.total(f.ENGINE_RUNNING.name) == 2)
+        found, _ = doctor(server)
+    assert (found["verdict"], found["exit_code"]) == ("short of cores", 4)
+    assert "most of it the engine" in found["because"]
+
+
+def test_a_client_that_reads_nothing_is_seen(server: TritonServer) -> None:
+    wanted = {"text_input": "1, 2, 3,", "max_tokens": 60, "stream": True, "sampling_parameters": '{"ignore_eos": true}'}
+    body = json.dumps(wanted).encode()
+    host, port = server.http_url.split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # before connecting: it bounds the window
+        client.connect((host, int(port)))
+        head = (
+            f"POST /v2/models/ensemble/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        wait_for(server, "the client's window closes", lambda sample: sample.total(f.CLIENTS_STALLED.name) == 1)
+        found, verdicts = doctor(server)
+    assert "delivery-bound" in verdicts, found
+    assert found["signals"]["unsent_bytes"] > 0
+
+
+def test_an_engine_without_blocks_for_those_who_wait_is_memory_bound(server: TritonServer) -> None:
+    with streams(server, 6, "word " * 280, 200):
+        wait_for(
+            server,
+            "requests wait for blocks",
+            lambda sample: sample.total(f.KV_BLOCKS_USED.name) >= 30 and sample.total(f.REQUESTS_WAITING.name) > 0,
+        )
+        found, verdicts = doctor(server)
+    assert "memory-bound" in verdicts, found
+    # On a machine that is short of cores as well, that comes first.
+    assert found["verdict"] == "memory-bound" or "short of cores" in verdicts, found
+
+
+def test_every_family_that_a_cpu_can_have_is_published(server: TritonServer) -> None:
+    client = RawClient(server.grpc_url)
+    for _ in range(4):
+        client.answer("ensemble", {"text_input": text("Hello"), "max_tokens": number(2, np.int32)})
+    wanted = [
+        f"{family.name}_count" if family.kind is f.Kind.HISTOGRAM else family.name
+        for family in f.FAMILIES
+        if family not in GPU_ONLY
+    ]
+    missing = set(wanted)
+
+    def all_there(sample: Sample) -> bool:
+        missing.intersection_update(name for name in wanted if not sample.has(name))
+        return not missing
+
+    found = wait_for(server, missing, all_there, timeout_s=30)
+    assert not [family.name for family in GPU_ONLY if found.has(family.name) or found.has(f"{family.name}_count")]
+
+
+def test_processes_that_publish_the_same_family_keep_their_own_series(server: TritonServer) -> None:
+    found = fetch(server.metrics_url)
+    assert set(found.by(f.PROCESS_CPU.name, "component")) == {"tokenizer", "scheduler", "engine", "server"}
+    assert set(found.by(f.PROCESS_CPU.name, "process")) == {
+        "tokenizer_0_0", "tokenizer_0_1", "scheduler", "engine", "tritonserver",
+    }  # fmt: skip
+    assert set(found.by(f.TOKENIZER_FAST.name, "process")) == {"tokenizer_0_0", "tokenizer_0_1"}
+    for series in found.series[f.PROCESS_CPU.name]:
+        assert series.value > 0, series
