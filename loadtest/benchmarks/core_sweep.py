@@ -195,15 +195,19 @@ _LOG_ABOVE = 15.0  # latencies that differ by more get a logarithmic axis: else 
 
 def _panel(axis: Any, rows: list[dict[str, Any]], names: list[str], keys: tuple[str, ...]) -> None:
     measured = [row[key] for row in rows for key in keys if row[key] is not None]
-    for name, colour in zip(names, itertools.cycle(_COLOURS), strict=False):
+    for number, (name, colour) in enumerate(zip(names, itertools.cycle(_COLOURS), strict=False)):
+        # The first server lies on top and is the thinnest, so that equal lines all show.
+        look = {"color": colour, "zorder": 9 - number, "markersize": 5 + 2 * number}
         for key, style in zip(keys, ("-", ":"), strict=False):
             mine = [row for row in rows if row["server"] == name and row[key] is not None]
             label = name if key == keys[0] else None
-            axis.plot([r["cores"] for r in mine], [r[key] for r in mine], style, color=colour, label=label)
+            axis.plot(
+                [r["cores"] for r in mine], [r[key] for r in mine], style, lw=1.5 + 0.8 * number, label=label, **look
+            )
             for row in mine:
                 sound = row["valid"] and not row["failed"]
                 face = colour if sound else "white"
-                axis.plot([row["cores"]], [row[key]], "o", markersize=5, color=colour, markerfacecolor=face)
+                axis.plot([row["cores"]], [row[key]], "o", markerfacecolor=face, **look)
     all_cores = sorted({row["cores"] for row in rows})
     axis.set_xscale("log", base=2)
     axis.set_xticks(all_cores, [str(n) for n in all_cores])
