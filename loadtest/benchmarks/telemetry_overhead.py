@@ -29,8 +29,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -159,6 +157,8 @@ class TritonPythonModel:
 
 def cpu_s_of(server_pid: int) -> float:
     """CPU time of tritonserver and its model processes."""
+    import psutil
+
     server = psutil.Process(server_pid)
     times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
     return sum(time_.user + time_.system for time_ in times)
