@@ -107,10 +107,12 @@ class Plug:
         _log.error("the load test cannot start: %s", error)
         self._environment.process_exit_code = 2
         runner = self._environment.runner
-        if isinstance(runner, WorkerRunner):  # its master says it too, and stops it
-            return
-        runner.log_exception("master" if isinstance(runner, MasterRunner) else "local", str(error), "")  # for the page
-        gevent.spawn(self._end_refused_test)
+        if isinstance(runner, MasterRunner):
+            runner.log_exception("master", str(error), "")
+        else:  # this way the word of a worker reaches the page of its master
+            self._environment.events.user_error.fire(user_instance=None, exception=error, tb=None)
+        if not isinstance(runner, WorkerRunner):
+            gevent.spawn(self._end_refused_test)
 
     def _end_refused_test(self) -> None:
         """A master that is stopped while it starts forgets its workers: not before it has started."""
@@ -160,7 +162,10 @@ class Plug:
         """Print the token-level table and fail the process when an SLO was missed."""
         for row in self._live.table():
             print("  ".join(f"{text:<28}" if name == "metric" else f"{text:>10}" for name, text in row.items()))
-        config = self._config()
+        try:
+            config = self._config()
+        except LoadTestError:  # the last test was refused for it
+            return
         for name, limit_ms in config.slo.items():
             value_ms = self._live.total[name].percentile(config.slo_percentile)
             if not value_ms <= limit_ms:
