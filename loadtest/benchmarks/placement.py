@@ -34,7 +34,7 @@ def measure(placement: str, args: argparse.Namespace) -> dict[str, float]:
             model="scheduler",
             arrival="closed",
             users=args.streams,
-            processes=1,
+            processes=args.processes,
             workload="words",
             prompt_words=str(args.words),
             output_tokens=str(args.tokens),
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--engine-config", type=Path)
     parser.add_argument("--placement", action="append", metavar="WORDS", help="repeat it; default: off and auto")
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=1, help="of the load generator")
     parser.add_argument("--words", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=15.0)
