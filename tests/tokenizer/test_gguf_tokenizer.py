@@ -64,16 +64,17 @@ def test_ids_are_those_of_the_folder_and_every_engine_is_exact(it: Subject, whic
     path = Path(os.environ[REAL]) if which == "real" else written
     of_file = subject(path)
     rng = random.Random(13)
+    assert of_file.fast is not None
     for text in ("  1 2", "a  12 b²", *short_texts(rng, 100, it.added)):
         assert np.array_equal(of_file.whole.encode(text, True), it.whole.encode(text, True)), repr(text)
         assert refute(of_file, text, rng) is None, repr(text)
 
 
 def test_it_loads_like_a_folder_and_knows_every_end(written: Path) -> None:
-    tokenizer = load_tokenizer(written, TokenizerConfig())
+    tokenizer = load_tokenizer(written, TokenizerConfig(fast=False))  # proving it equal would take seconds
     assert tokenizer.end_ids == (2, 0)
     assert tokenizer.bos_id == 1
-    assert tokenizer.encode("plain").engine == "fast"
+    assert tokenizer.encode("plain").engine == "pieces"
     tokenizer.close()
 
 
