@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from typing import Any
 
 from tritandem_client import Client, TritandemClientError
 
 # With a deadline, because the steps of an ensemble never hear of a client that has died.
 LONG: Any = {"max_tokens": 2000, "sampling_parameters": {"ignore_eos": True}, "deadline_ms": 20_000}
+
+LINGERS_S = 60.0  # for the kill, should every answer be refused or complete before it
 
 
 def main(protocol: str, model: str, url: str, request_ids: list[str]) -> None:
@@ -37,6 +40,7 @@ def main(protocol: str, model: str, url: str, request_ids: list[str]) -> None:
         print("streaming", flush=True)
         for reader in readers:
             reader.join()
+        time.sleep(LINGERS_S)
 
 
 if __name__ == "__main__":

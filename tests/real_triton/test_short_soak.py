@@ -13,7 +13,6 @@ from conftest import demo_model, free_ports
 pytestmark = pytest.mark.triton
 
 SOAK = Path(__file__).resolve().parents[2] / "loadtest" / "soak" / "run.py"
-ALWAYS_SEEN = {"COMPLETED", "REJECTED_INVALID"}
 
 
 def test_every_request_of_a_short_soak_ends_once_and_alike_for_client_log_and_metrics() -> None:
@@ -28,5 +27,5 @@ def test_every_request_of_a_short_soak_ends_once_and_alike_for_client_log_and_me
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told["hung"] == told["duplicated"] == told["disagreeing"] == told["lost"] == 0
     assert sum(told["outcomes"].values()) == told["sent"] > 40
-    assert set(told["outcomes"]) >= ALWAYS_SEEN
+    assert told["outcomes"]["COMPLETED"] > 0
     assert told["killed"]["client processes"] > 0
