@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -223,11 +224,14 @@ def table(measured: Sequence[Measurement]) -> str:
 
 
 def document(measured: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
-    """Every figure, and how many times longer another system takes, by the clock and in processor time."""
+    """Every figure, and by system and batch how many times longer others take, by the clock and in processor time."""
     ours = {m.batch: m for m in measured if m.system == "tritandem"}
     others = [m for m in measured if m.system != "tritandem" and m.batch in ours]
-    ratios = {f"{m.system}_batch_{m.batch}": round(m.total_s / ours[m.batch].total_s, 3) for m in others}
-    cpu_ratios = {f"{m.system}_batch_{m.batch}": round(m.cpu_s / ours[m.batch].cpu_s, 3) for m in others}
+    ratios: dict[str, dict[str, float]] = defaultdict(dict)
+    cpu_ratios: dict[str, dict[str, float]] = defaultdict(dict)
+    for m in others:
+        ratios[m.system][str(m.batch)] = round(m.total_s / ours[m.batch].total_s, 3)
+        cpu_ratios[m.system][str(m.batch)] = round(m.cpu_s / ours[m.batch].cpu_s, 3)
     rows = [
         {
             **asdict(m),
