@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import start_server
 from raw_client import RawClient, number, text
 from served import children
+from started import start_server
 from tritandem.cli.doctor.sample import Sample, fetch
 from tritandem.server import TritonServer
 from tritandem.telemetry import families as f

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import demo_model
 from raw_client import RawClient, number, text
+from started import demo_model
 from varied_prompts import PROMPTS
 
 pytestmark = pytest.mark.triton

@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from conftest import demo_model, free_ports
 from served import WAYS, Served, readers
 from server_memory import stub_pids
+from started import demo_model, free_ports
 from tritandem_client import TritandemClientError
 
 pytestmark = pytest.mark.triton

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import start_server
 from fakes.otlp_collector import OtlpCollector, Received
+from started import start_server
 from tritandem.config import PLACEMENT_ENV, Config, load_config, with_placement
 from tritandem.placement import Plan, plan_here, process_affinities
 from tritandem.server import TritonServer

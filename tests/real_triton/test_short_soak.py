@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import demo_model, free_ports
+from started import demo_model, free_ports
 
 pytestmark = pytest.mark.triton
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tritonclient.grpc as grpcclient
-from conftest import demo_model
 from raw_client import RawClient, tensor, text
+from started import demo_model
 from tokenizers import Tokenizer
 from tritandem.tokenizer.adversarial import short_texts
 from tritonclient.utils import InferenceServerException

@@ -1,20 +1,18 @@
-"""Makes the strict fake of Triton's module importable, and requests that look as Triton hands them over."""
+"""Makes the strict fake of Triton's module importable; nothing it was told survives a test."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import triton_python_backend_utils as pb_utils
-from tritandem.triton_io import schema
 
 
 @pytest.fixture(autouse=True)
@@ -26,30 +24,3 @@ def _clean_fake() -> Iterator[None]:
     yield
     unexpected = [text for level, text in pb_utils.Logger.lines if level == "error"]
     assert not unexpected, unexpected
-
-
-def text(*words: str | bytes) -> Any:
-    return np.array([[w.encode() if isinstance(w, str) else w for w in words]], dtype=np.object_)
-
-
-def one(value: Any, dtype: Any) -> Any:
-    return np.array([[value]], dtype=dtype)
-
-
-def received(
-    arrays: dict[str, Any],
-    parameters: dict[str, Any] | None = None,
-    request_id: str = "r1",
-    outputs: list[str] | None = None,
-    sender: pb_utils.ResponseSender | None = None,
-) -> tuple[pb_utils.InferenceRequest, pb_utils.ResponseSender]:
-    """A request as a plug gets it, and where its responses go."""
-    sender = sender or pb_utils.ResponseSender()
-    request = pb_utils.InferenceRequest(
-        inputs=[pb_utils.Tensor(name, array) for name, array in arrays.items()],
-        parameters=parameters,
-        request_id=request_id,
-        requested_output_names=[t.name for t in schema.OUTPUTS] if outputs is None else outputs,
-        sender=sender,
-    )
-    return request, sender

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from conftest import received
+from handed_over import received
 from tritandem.contracts import (
     Draining,
     EngineFailed,

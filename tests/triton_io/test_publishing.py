@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from conftest import received, text
+from handed_over import received, text
 from tritandem.config import TelemetryConfig
 from tritandem.contracts import Chunk, FinishReason, InvalidRequest, Outcome, OutputOptions, PriorityClass, Stamps
 from tritandem.scheduler.ports import FinishedRequest

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import one, text
+from handed_over import one, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass

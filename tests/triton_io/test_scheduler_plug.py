@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from conftest import one, received, text
+from handed_over import one, received, text
 from tritandem.contracts import (
     Chunk,
     Draining,

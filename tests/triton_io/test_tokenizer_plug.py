@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from conftest import one, received, text
+from handed_over import one, received, text
 from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import Encoded
 from tritandem.triton_io.tokenizer_plug import TokenizerPlug

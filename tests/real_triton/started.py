@@ -1,0 +1,44 @@
+"""A real Triton server of the project, on free ports, with the demo model."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+import pytest
+from tritandem.server import TritonServer
+
+FIRST_PORT = int(os.environ.get("TRITANDEM_TEST_FIRST_PORT", "18000"))
+LAST_PORT = FIRST_PORT + 99
+
+
+def demo_model() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("TRITANDEM_TEST_MODEL") or cache / "tritandem" / "models" / "smollm2")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on at this moment, drawn at random: the server binds them only when its models are
+    loaded, and another test run on this machine may be choosing too."""
+    found: list[int] = []
+    for port in random.sample(range(FIRST_PORT, LAST_PORT + 1), LAST_PORT + 1 - FIRST_PORT):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError(f"no {count} free ports in {FIRST_PORT}..{LAST_PORT}")
+
+
+def start_server(**options: object) -> TritonServer:
+    """Not yet entered. Skips the test where there is no model."""
+    model = demo_model()
+    if not (model / "config.json").is_file():
+        pytest.skip(f"no demo model in {model}: run `tritandem model fetch smollm2` or set TRITANDEM_TEST_MODEL")
+    http, grpc, metrics = free_ports(3)
+    return TritonServer(model, http_port=http, grpc_port=grpc, metrics_port=metrics, ready_timeout_s=600.0, **options)
