@@ -223,7 +223,7 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "Share of prompt tokens found in the prefix cache.",
             {
                 "hit share": f"sum(rate(tritandem_prefix_cache_hit_tokens_total{{SEL}}[{RATE}]))"
-                f" / sum(rate(tritandem_prompt_tokens_total{{SEL}}[{RATE}]))",
+                f" / sum(rate(tritandem_prefix_cache_query_tokens_total{{SEL}}[{RATE}]))",
             },
         ),
         Panel(

@@ -92,6 +92,7 @@ ENGINE_RUNNING = _gauge("engine_sequences_running", "Sequences that decode", "en
 ENGINE_WAITING = _gauge("engine_sequences_waiting", "Sequences whose prefill is not finished", "engine")
 KV_BLOCKS_USED = _gauge("kv_blocks_used", "KV blocks in use", "engine")
 KV_BLOCKS_FREE = _gauge("kv_blocks_free", "KV blocks that could be allocated now", "engine")
+PREFIX_QUERY_TOKENS = _counter("prefix_cache_query_tokens", "Prompt tokens handed to the engine", "engine")
 PREFIX_HIT_TOKENS = _counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", "engine")
 PREEMPTIONS = _counter("preemptions", "Sequences preempted for lack of KV blocks", "engine")
 ENGINE_STEPS = _counter("engine_steps", "Steps launched", "engine")
@@ -151,6 +152,7 @@ VLLM_NAMES: dict[str, str] = {
     "tritandem_requests_waiting": "vllm:num_requests_waiting",
     "tritandem_prompt_tokens_total": "vllm:prompt_tokens_total",
     "tritandem_output_tokens_total": "vllm:generation_tokens_total",
+    "tritandem_prefix_cache_query_tokens_total": "vllm:prefix_cache_queries_total",
     "tritandem_prefix_cache_hit_tokens_total": "vllm:prefix_cache_hits_total",
     "tritandem_preemptions_total": "vllm:num_preemptions_total",
 }

@@ -74,6 +74,7 @@ class RequestObserver:
             registry.set(f.KV_BLOCKS_FREE, load.free_blocks, engine=name)
             registry.set(f.KV_BLOCKS_USED, load.total_blocks - load.free_blocks, engine=name)
             registry.set(f.DECODE_STEP_AVERAGE, load.decode_step_ns / 1e9, engine=name)
+            registry.add_up_to(f.PREFIX_QUERY_TOKENS, load.prompt_tokens, engine=name)
             registry.add_up_to(f.PREFIX_HIT_TOKENS, load.prefix_hit_tokens, engine=name)
             registry.add_up_to(f.PREEMPTIONS, load.preemptions, engine=name)
             registry.add_up_to(f.ENGINE_STEPS, load.steps, engine=name)

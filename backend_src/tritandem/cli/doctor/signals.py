@@ -97,7 +97,7 @@ def published(pair: Pair) -> bool:
 def read_signals(pair: Pair) -> Signals:
     finished = pair.rate(f.REQUESTS.name)
     rejected = pair.rate(f.REQUESTS.name, outcome="REJECTED_SATURATED")
-    prompt_tokens = pair.gained(f.PROMPT_TOKENS.name)
+    looked_up = pair.gained(f.PREFIX_QUERY_TOKENS.name)
     return Signals(
         seconds=pair.seconds,
         running=pair.throughout(f.REQUESTS_RUNNING.name),
@@ -116,7 +116,7 @@ def read_signals(pair: Pair) -> Signals:
         idle_gap_share=max(pair.rates(f"{f.STEP_IDLE.name}_sum", "engine").values(), default=0.0),
         kv_used_share=_kv_used_share(pair),
         preemptions_per_s=pair.rate(f.PREEMPTIONS.name),
-        prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / prompt_tokens if prompt_tokens else None,
+        prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / looked_up if looked_up else None,
         send_busy=pair.rate(f"{f.SEND.name}_sum"),
         unsent_characters=pair.throughout(f.UNSENT_CHARACTERS.name),
         stalled_clients=pair.throughout(f.CLIENTS_STALLED.name),
