@@ -34,6 +34,7 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
     ("deadline_ms", int, "the server gives up after this long"),
     ("tenant", str, "whose fair share this counts against"),
     ("request_id", str, "instead of a random one"),
+    ("traceparent", str, "W3C trace context of the span above"),
 )
 
 

@@ -27,8 +27,8 @@ Message = Mapping[str, Any]
 class Options(TypedDict, total=False):
     """Everything that `generate`, `stream`, `chat` and `chat_stream` accept by keyword. What is not given is not sent.
 
-    `logprobs`: number of alternatives per token (0: the chosen token's only). `extra`: further request
-    parameters, passed through as they are. `timeout_s` overrides the client's own.
+    `logprobs`: number of alternatives per token (0: the chosen token's only). `traceparent`: W3C trace context of the
+    caller's span. `extra`: further request parameters, passed through as they are. `timeout_s` overrides the client's own.
     """
 
     max_tokens: int
@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     priority: str
     deadline_ms: int
     tenant: str
+    traceparent: str
     request_id: str
     timeout_s: float
     extra: Mapping[str, str | int | bool]
@@ -158,8 +159,9 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, str | int | bool]:
         if isinstance(given["deadline_ms"], bool) or not isinstance(given["deadline_ms"], int):
             raise InvalidRequest("deadline_ms", given["deadline_ms"], "a whole number of milliseconds")
         parameters["deadline_ms"] = given["deadline_ms"]
-    if "tenant" in given:
-        parameters["tenant"] = str(given["tenant"])
+    for name in ("tenant", "traceparent"):
+        if name in given:
+            parameters[name] = str(given[name])
     return parameters
 
 

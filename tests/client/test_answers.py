@@ -127,14 +127,25 @@ def test_every_option_reaches_the_server(way: Any) -> None:
         "bad_words": "no",
     }
     client.generate(
-        input_ids=[1, 2, 3], **options, priority="batch", deadline_ms=1500, tenant="t", sampling_parameters={"x": 1}
+        input_ids=[1, 2, 3],
+        **options,
+        priority="batch",
+        deadline_ms=1500,
+        tenant="t",
+        traceparent="00-ab-cd-01",
+        sampling_parameters={"x": 1},
     )
     request = server.visitors.requests[0]
     for name, value in options.items():
         assert request.inputs[name] == (value if isinstance(value, list) else [value]), name
     assert request.inputs["input_ids"] == [1, 2, 3]
     assert json.loads(request.inputs["sampling_parameters"][0]) == {"x": 1}
-    assert request.parameters == {"priority_class": "batch", "deadline_ms": 1500, "tenant": "t"}
+    assert request.parameters == {
+        "priority_class": "batch",
+        "deadline_ms": 1500,
+        "tenant": "t",
+        "traceparent": "00-ab-cd-01",
+    }
 
 
 def test_stop_names_the_request_and_nothing_else(way: Any) -> None:

@@ -32,7 +32,7 @@ ONE_VALUE = {
     "return_logprobs": "BOOL",
 }
 MANY_VALUES = {"input_ids": "INT32", "stop_words": "BYTES", "bad_words": "BYTES"}
-PARAMETERS = {"messages": str, "priority_class": str, "deadline_ms": int, "tenant": str}
+PARAMETERS = {"messages": str, "priority_class": str, "deadline_ms": int, "tenant": str, "traceparent": str}
 
 
 @dataclass
