@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     """Everything that `generate`, `stream`, `chat` and `chat_stream` accept by keyword. What is not given is not sent.
 
     `logprobs`: number of alternatives per token (0: the chosen token's only). `traceparent`: W3C trace context of the
-    caller's span. `extra`: further request parameters, passed through as they are. `timeout_s` overrides the client's own.
+    caller's span. `extra`: more request parameters, passed through as they are. `timeout_s` overrides the client's own.
     """
 
     max_tokens: int
