@@ -15,6 +15,7 @@ from .report import Report
 from .runner import read_report, run
 
 EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, EXIT_INVALID = 0, 1, 2, 3
+EXIT_INTERRUPTED = 130  # as a shell says of Ctrl-C
 _DEFAULTS = RunConfig()
 
 
@@ -98,6 +99,10 @@ def _run_command(args: argparse.Namespace) -> int:
     except LoadTestError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        so_far = f"; what was measured: tritandem loadtest report {args.out_dir}" if args.out_dir else ""
+        print(f"\nloadtest: interrupted{so_far}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return _show(report, Path(args.out_dir) if args.out_dir else None)
 
 
@@ -133,6 +138,9 @@ def _sweep_command(args: argparse.Namespace) -> int:
     except LoadTestError as error:
         print(f"loadtest sweep: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("\nloadtest sweep: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     print(result.table())
     print(result.json_line())
     return EXIT_OK if result.best_rps is not None else EXIT_SLO_MISSED

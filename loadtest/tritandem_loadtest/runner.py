@@ -33,10 +33,11 @@ def run(config: RunConfig, progress: Progress | None = None) -> Report:
         directory = Path(config.out_dir or scratch)
         directory.mkdir(parents=True, exist_ok=True)
         files = [directory / f"stamps-{shard}.jsonl" for shard in range(config.processes)]
+        if config.out_dir:  # first: what a run that is interrupted has measured can be reported, too
+            (directory / "config.json").write_text(config.to_json(), encoding="utf-8")
         _run_processes(config, files, progress or (lambda at_s, counts: None))
         report = read_report(config, files)
         if config.out_dir:
-            (directory / "config.json").write_text(config.to_json(), encoding="utf-8")
             report.write(directory)
     return report
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tritandem_loadtest import LoadTestError, RunConfig, run
-from tritandem_loadtest.cli import EXIT_SLO_MISSED, EXIT_USAGE, main
+from tritandem_loadtest.cli import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, main
 
 Engine = dict[str, str]
 # What is late on a busy host is not the subject here: exit code 3 must not hide the others.
@@ -49,6 +51,38 @@ def test_a_closed_loop_does_not_hammer_where_nobody_answers(capsys: pytest.Captu
     assert main(flags) == EXIT_SLO_MISSED
     failures = json.loads(capsys.readouterr().out.splitlines()[-1])["failures"]
     assert 2 <= failures["UNREACHABLE"] <= 2 * (1 / 0.1 + 1)
+
+
+def started(url: str, *flags: str) -> subprocess.Popen[str]:
+    """A minute's run in a process group of its own, which has sent something."""
+    call = "import sys; from tritandem_loadtest.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["--url", url, "--rps", "20", "--duration", "60", "--output-tokens", "3", *flags]
+    running = subprocess.Popen(
+        [sys.executable, "-c", call, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stderr is not None
+    while "sent 1" not in (line := running.stderr.readline()):
+        assert line, "the run ended by itself"
+    return running
+
+
+def test_ctrl_c_ends_a_run_without_a_traceback_and_keeps_what_was_measured(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    running = started(engine["raw_grpc"], "--out", str(out))
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: generators get it as well
+    _, rest = running.communicate(timeout=30)
+    assert running.returncode == EXIT_INTERRUPTED
+    assert rest.splitlines()[-1] == f"loadtest: interrupted; what was measured: tritandem loadtest report {out}"
+    assert "Traceback" not in rest
+    assert main(["report", str(out)]) in (EXIT_OK, EXIT_INVALID)
+    assert (out / "report.html").is_file()
+
+
+def test_generators_whose_parent_is_killed_end_quietly(engine: Engine) -> None:
+    running = started(engine["raw_grpc"])
+    running.kill()
+    _, rest = running.communicate(timeout=30)  # to the end: the generator holds the pipe as well
+    assert "Traceback" not in rest
 
 
 def test_a_sweep_stops_after_the_first_rate_that_misses(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:

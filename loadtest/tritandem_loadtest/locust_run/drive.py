@@ -2,6 +2,7 @@
 
 Reads a RunConfig as a JSON line from stdin, says {"ready": true} on stdout, reads the start time (monotonic ns), then
 writes one JSON line a second about its progress. Locust runs here as a library, so gevent stays in this process.
+SIGTERM ends the run early, with its record written; SIGINT is left to whoever started it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,7 +26,10 @@ from .user import SESSION_ATTRIBUTE, StreamUser
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 when the schedule was sent and drained, 3 when the drain was cut, 2 for a bad configuration."""
+    """Exit code 0 when the schedule was sent and drained, 3 when the run was cut, 2 for a bad configuration."""
+    told_to_stop: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: told_to_stop.append(number))
     shard, shards, out = int(argv[0]), int(argv[1]), Path(argv[2])
     config = RunConfig.from_json(sys.stdin.readline())
     try:
@@ -43,9 +49,12 @@ def main(argv: list[str]) -> int:
     gc.collect()
     gc.freeze()
     _say({"ready": True})
-    start_ns = int(sys.stdin.readline())
+    start_line = sys.stdin.readline()
+    if not start_line:  # nobody is there to start it
+        return 3
+    start_ns = int(start_line)
     session.start(start_ns)
-    drained = _watch(session, start_ns + round((config.duration_s + config.drain_s) * 1e9))
+    drained = _watch(session, start_ns + round((config.duration_s + config.drain_s) * 1e9), told_to_stop)
     runner.quit()
     session.close()
     if session.failure:
@@ -53,10 +62,12 @@ def main(argv: list[str]) -> int:
     return 0 if drained else 3
 
 
-def _watch(session: LoadSession, give_up_ns: int) -> bool:
-    """Report progress until every request has ended (True) or patience has (False)."""
+def _watch(session: LoadSession, give_up_ns: int, told_to_stop: list[int]) -> bool:
+    """Report progress until every request has ended (True), patience has or somebody says so (False)."""
     next_ns = time.monotonic_ns()
     while not session.finished:
+        if told_to_stop:
+            return False
         if session.failure:
             _say({"error": session.failure})
             return False
@@ -71,8 +82,12 @@ def _watch(session: LoadSession, give_up_ns: int) -> bool:
 
 
 def _say(values: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(values) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever started this is gone: nobody will read a word of it any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
