@@ -134,6 +134,7 @@ def sample(
         (sample(10, 39.5), "idle", Severity.OK),
         (sample(10, 41.0), "idle", Severity.OK),  # ticks are coarse
         (sample(10, 20), "unhindered", Severity.OK),
+        (sample(10, 9), "short of cores", Severity.WARNING),  # nine tenths of a core are free
         (sample(10, 4), "short of cores", Severity.WARNING),
         (sample(10, 30, pressure_s=5), "short of cores", Severity.WARNING),
         (sample(10, 30, throttled_s=2), "short of cores", Severity.CRITICAL),

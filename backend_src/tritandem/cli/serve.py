@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 from .narrator import Narrator
@@ -46,9 +50,16 @@ def run(args: argparse.Namespace) -> int:
 
     def on_ready(server: TritonServer) -> None:
         say(f"ready: gRPC {server.grpc_url}, HTTP http://{server.http_url}, metrics {server.metrics_url}")
-        say('try: tritandem generate "What is the capital of France?" --chat' + _url_flag(server))
+        say(f'try: {_program()} generate "What is the capital of France?" --chat' + _url_flag(server))
 
     return Supervisor(make_server, RestartPolicy(max_restarts=args.max_restarts), say).run(on_ready)
+
+
+def _program() -> str:
+    """What to type for this command: its name where the shell finds it, else its place beside the interpreter."""
+    if shutil.which("tritandem"):
+        return "tritandem"
+    return os.path.relpath(Path(sys.executable).parent / "tritandem")
 
 
 def _url_flag(server: Any) -> str:

@@ -14,6 +14,7 @@ from .verdict import HIGH_BUSY_SHARE, HIGH_THROTTLED_SHARE, Severity, Verdict
 
 HIGH_PRESSURE_SHARE = 0.3
 QUIET_BUSY_SHARE = 0.1
+NEEDED_CORES = 1.0  # free, for the smallest server; half of a machine that has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ def judge_machine(before: MachineSample, after: MachineSample) -> MachineDiagnos
     busy_share = min(1.0, max(0.0, 1.0 - idle))  # idle time is counted in ticks of 10 ms
     pressure = _share(before.pressure_s, after.pressure_s, seconds)
     throttled = _share(before.throttled_s, after.throttled_s, seconds)
+    free_cores = (1.0 - busy_share) * after.cores
     short = busy_share >= HIGH_BUSY_SHARE or (pressure or 0.0) >= HIGH_PRESSURE_SHARE
+    short = short or free_cores < min(NEEDED_CORES, after.cores / 2)
     change: tuple[str, ...] = ()
     if (throttled or 0.0) >= HIGH_THROTTLED_SHARE:
         verdict, severity = Verdict.CORES, Severity.CRITICAL
