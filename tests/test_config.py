@@ -48,6 +48,9 @@ def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path, text: str, me
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"bytes.toml: not valid TOML"):
+        load_config(tmp_path / "bytes.toml")
     with pytest.raises(ConfigError, match=r"missing.toml: cannot be read: No such file"):
         load_config(tmp_path / "missing.toml")
 

@@ -18,7 +18,6 @@ The error tree; the class decides the outcome word that clients, metrics and log
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
@@ -97,7 +96,11 @@ class TritandemError(Exception):
 
     def public_message(self) -> str:
         """The text of the Triton error response: the outcome word, a colon, what happened."""
-        return f"{self.outcome.value}: {self}"
+        # Half a character, which JSON can write, would make the response itself impossible.
+        return f"{self.outcome.value}: {self}".encode("utf-8", "backslashreplace").decode()
+
+
+MAX_NAME_CHARS = 128  # of a field in an error: clients make names up
 
 
 class InvalidRequest(TritandemError):
@@ -107,7 +110,8 @@ class InvalidRequest(TritandemError):
 
     def __init__(self, field_name: str, given: object, allowed: str) -> None:
         self.field_name, self.given, self.allowed = field_name, given, allowed
-        super().__init__(f"{field_name}: given {_shorten(given)}, allowed: {allowed}")
+        name = field_name if len(field_name) <= MAX_NAME_CHARS else f"{field_name[:MAX_NAME_CHARS]}..."
+        super().__init__(f"{name}: given {_shorten(given)}, allowed: {allowed}")
 
 
 class Saturated(TritandemError):
@@ -192,7 +196,7 @@ class SamplingParams:
             if f.name not in _SAMPLING_RANGES or value is None:
                 continue
             low, high, allowed = _SAMPLING_RANGES[f.name]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
                 raise InvalidRequest(f.name, value, allowed)
             if not low <= value <= high:
                 raise InvalidRequest(f.name, value, allowed)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
+import re
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from tritandem.contracts import (
     TokenLogprob,
 )
 from tritandem.scheduler import FinishedRequest
-from tritandem.triton_io.bls_tokenizer import BlsTokenizer
+from tritandem.triton_io.bls_tokenizer import BlsTokenizer, error_of
 from tritandem.triton_io.finished_calls import FinishedCalls
 from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.scheduler_plug import SchedulerPlug
@@ -190,6 +193,82 @@ def test_a_bad_request_harms_no_other_of_its_batch(plug: SchedulerPlug, service:
     plug.execute([bad, good])
     assert "top_p: given 7.0" in bad_sender.wait_end()[0].error().message()
     assert len(service.taken) == 1
+
+
+HALF_A_CHARACTER = json.dumps({"\ud800": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "message"),
+    [
+        (HALF_A_CHARACTER, {}, r"REJECTED_INVALID: .*\\ud800"),
+        ('{"top_k": 1' + "0" * 310 + "}", {}, "sampling_parameters: given 'an integer of 311 digits'"),
+        ('{"temperature": 1' + "0" * 5000 + "}", {}, "sampling_parameters: given 'an integer of 5001 digits'"),
+        ('{"temperature": 1' + "0" * 250 + "}", {}, r"temperature: given 1e\+250"),
+        ("{}", {"deadline_ms": "\u00b2"}, "deadline_ms: given '\u00b2'"),
+        ("{}", {"deadline_ms": "9" * 5000}, "deadline_ms: given '9999"),
+        ("{}", {"x" * 100_000: 1}, "x" * 128 + "...: given 'an unknown parameter'"),
+    ],
+    ids=[
+        "half a character",
+        "311 digits",
+        "5001 digits",
+        "251 digits",
+        "superscript",
+        "a long deadline",
+        "a long name",
+    ],
+)
+def test_what_no_field_can_hold_is_refused_and_harms_no_other(
+    plug: SchedulerPlug, service: RecordingService, words: str, parameters: dict[str, Any], message: str
+) -> None:
+    bad, bad_sender = received(tokenized(1) | {"sampling_parameters": text(words)}, parameters)
+    good, _ = received(tokenized(1))
+    plug.execute([bad, good])
+    [response] = bad_sender.wait_end()
+    assert response.error().code() == "INVALID_ARG"
+    assert re.search(message, response.error().message())
+    assert len(response.error().message()) < 3000
+    assert len(service.taken) == 1
+
+
+def test_stamps_without_ids_are_refused(plug: SchedulerPlug) -> None:
+    request, sender = received({"text_input": text("a"), "tokenized_ns": np.array([[1, 2]], np.int64)})
+    plug.execute([request])
+    assert "tokenized_ns: given 'without input_ids'" in sender.wait_end()[0].error().message()
+
+
+def test_whatever_goes_wrong_after_tokenizing_reaches_the_client(
+    plug: SchedulerPlug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> GenerationRequest:
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr("tritandem.triton_io.scheduler_plug.complete", broken)
+    tokenizer_says(1)
+    request, sender = received({"text_input": text("hi")})
+    plug.execute([request])
+    assert sender.wait_end()[0].error().message().startswith("FAILED: internal error (OverflowError)")
+    pb_utils.Logger.lines.clear()  # the traceback, which belongs there
+
+
+def test_a_refused_request_is_freed_without_the_collector(plug: SchedulerPlug) -> None:
+    request, _ = received(tokenized(1) | {"top_p": one(7, np.float32)})
+    freed = weakref.ref(request)
+    gc.disable()
+    try:
+        plug.execute([request])
+        del request
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_every_field_that_the_tokenizer_names_is_the_clients_error() -> None:
+    for name in ("messages[0].role", "", 'a"b', "text_input"):
+        error = error_of(f"in ensemble: REJECTED_INVALID: {name}: given 5, allowed: a text")
+        assert error.outcome is Outcome.REJECTED_INVALID
+        assert str(error) == f"{name}: given 5, allowed: a text"
 
 
 def test_the_service_starts_with_the_first_request_and_drains_before_it_closes(

@@ -86,6 +86,16 @@ def test_a_refused_text_harms_no_other() -> None:
         assert message in response.error().message()
 
 
+def test_what_cannot_be_read_harms_no_other() -> None:
+    plug = TokenizerPlug(SlowForLongTexts())
+    digits = json.dumps([{"role": "user", "content": 1}]).replace("1", "1" * 5000)
+    bad, bad_sender = received({}, {"messages": digits})
+    good, good_sender = received({"text_input": text("a")})
+    plug.execute([bad, good])
+    assert "messages: given 'an integer of 5000 digits'" in bad_sender.wait_end()[0].error().message()
+    assert ids_of(good_sender) == [97]
+
+
 def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error() -> None:
     plug = TokenizerPlug(SlowForLongTexts(max_tokens=9), max_tokens=9)
     requests = [

@@ -20,7 +20,7 @@ from .prompt_source import PromptSource
 
 THREADS = 16
 _OUTPUTS = ["input_ids", "tokenized_ns"]
-_INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (\w+): given (.*), allowed: (.*)", re.DOTALL)
+_INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (.*?): given (.*), allowed: (.*)", re.DOTALL)
 
 
 class RemoteInvalid(InvalidRequest):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contracts import Int32Array, InvalidRequest
-from .sampling_fields import MAX_JSON_CHARS, is_sampling_name
+from .sampling_fields import MAX_JSON_CHARS, bounded_int, is_sampling_name
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, PARAMETERS
 from .tensor_values import Inputs
 
@@ -77,8 +77,8 @@ def _read_messages(raw: object) -> list[dict[str, Any]]:
     if len(raw) > MAX_JSON_CHARS * 16:
         raise InvalidRequest("messages", f"{len(raw)} characters", f"at most {MAX_JSON_CHARS * 16} characters")
     try:
-        messages = json.loads(raw)
-    except (json.JSONDecodeError, RecursionError) as error:
+        messages = json.loads(raw, parse_int=bounded_int("messages"))
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("messages", f"malformed JSON ({error})", "a JSON list of {role, content}") from error
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise InvalidRequest("messages", raw, "a non-empty JSON list of {role, content}")

@@ -189,7 +189,7 @@ def _read_deadline(tensor: int | float | None, parameter: object) -> int | None:
     value = parameter if tensor is None else tensor
     if value is None:
         return None
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DEADLINE_MS:
         raise InvalidRequest("deadline_ms", value, allowed)

@@ -102,9 +102,13 @@ class SchedulerPlug:
                 self._start_once()
                 self._accept(request, sender, received_ns)
             except Exception as error:  # answered, not raised: the other requests of the batch go on
-                public = public_error(error)
-                sender.send(error_response(public), flags=FINAL)
-                self._refused(refusal_record(_id_of(request), received_ns, public))
+                self._refuse(request, sender, received_ns, public_error(error))
+
+    def _refuse(self, request: Any, sender: Any, received_ns: int, error: TritandemError) -> None:
+        """Not inside `execute`: a local name there would tie the error's traceback, and with it the request and its
+        shared memory, into a cycle."""
+        sender.send(error_response(error), flags=FINAL)
+        self._refused(refusal_record(_id_of(request), received_ns, error))
 
     def close(self) -> None:
         """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
@@ -130,7 +134,7 @@ class SchedulerPlug:
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         refusal = arrays.pop(REFUSAL.name, None)
         if refusal is not None and refusal.reshape(-1)[0]:
-            raise error_of(refusal.reshape(-1)[0].decode())
+            raise error_of(refusal.reshape(-1)[0].decode("utf-8", "replace"))
         parameters = read_parameters(request.parameters())
         stamps = arrays.pop(TOKENIZED_NS.name, None)
         ids = _take_ids(arrays, parameters) if stamps is not None else None
@@ -172,7 +176,7 @@ class SchedulerPlug:
         def then(ids: Int32Array, tokenized_ns: int) -> None:
             try:
                 request = complete(draft, ids, tokenized_ns, limits)
-            except InvalidRequest as error:
+            except Exception as error:  # this thread's caller only calls: whatever is wrong must reach the client
                 failed(error)
                 return
             sink.hand_over(lambda: self._service.submit(request, sink))
@@ -238,6 +242,8 @@ def _id_of(request: Any) -> str:
 
 def _take_ids(arrays: dict[str, Any], parameters: Mapping[str, Any]) -> Int32Array:
     """The tokenizer's ids. They are left in `arrays` too when the client itself asked with ids."""
+    if "input_ids" not in arrays:
+        raise InvalidRequest(TOKENIZED_NS.name, "without input_ids", "what the tokenizer gives, with its ids")
     ids = np.array(arrays["input_ids"].reshape(-1), np.int32)
     if "text_input" in arrays or "messages" in parameters:
         del arrays["input_ids"]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import Int32Array, InvalidRequest
+from ..contracts import Int32Array
 from .prompt_source import PromptSource, read_parameters, read_prompt
 from .replies import error_response, public_error
 from .schema import REFUSAL
@@ -80,12 +80,15 @@ class TokenizerPlug:
             try:
                 arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 prompt = read_prompt(Inputs(arrays), read_parameters(request.parameters()))
-            except InvalidRequest as error:
+            except Exception as error:  # answered, not raised: the other requests of the batch go on
                 reply.refuse(error)
                 continue
             prompts.append((_cost(prompt), prompt, reply))
         for _, prompt, reply in sorted(prompts, key=lambda entry: entry[0]):
-            self._encode(prompt, reply)
+            try:
+                self._encode(prompt, reply)
+            except Exception as error:
+                reply.refuse(error)
 
     def close(self) -> None:
         """Wait for the texts that are still being encoded; nothing is sent afterwards."""
