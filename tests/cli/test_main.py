@@ -84,7 +84,17 @@ def test_a_wrong_configuration_is_refused(
     assert "max_queued_requests: given 'many'" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("flags", [["--http-port", "0"], ["--grpc-port", "70000"], ["--tokenizer-instances", "0"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--http-port", "0"],
+        ["--grpc-port", "70000"],
+        ["--tokenizer-instances", "0"],
+        ["--drain-timeout-s", "nan"],
+        ["--ready-timeout-s", "-1"],
+        ["--max-restarts", "-1"],
+    ],
+)
 def test_numbers_out_of_range_are_wrong_usage(flags: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *flags])

@@ -199,6 +199,13 @@ def test_a_busy_port_is_refused_before_anything_starts(make_server) -> None:
             second.start()
 
 
+def test_a_log_that_cannot_be_written_is_refused(make_server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "log"):
+        with pytest.raises(Refusal, match="cannot be written"):
+            make_server(log_path=path).start()
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="http_prt"):
         TritonServer(repository=Path("/"), http_prt=8000)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .narrator import Narrator
-from .server_flags import add_server_flags, server_arguments
+from .server_flags import add_server_flags, seconds, server_arguments
 
 
 def add_parser(subparsers: Any) -> None:
@@ -23,10 +23,13 @@ def add_parser(subparsers: Any) -> None:
     )
     add_server_flags(parser)
     parser.add_argument(
-        "--ready-timeout-s", type=float, default=600.0, help="for loading the model (default: %(default)s)"
+        "--ready-timeout-s", type=seconds, default=600.0, help="for loading the model (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-restarts", type=int, default=5, help="in a row, when the server dies by itself (default: %(default)s)"
+        "--max-restarts",
+        type=_restarts,
+        default=5,
+        help="in a row, when the server dies by itself (default: %(default)s)",
     )
     parser.add_argument(
         "--no-restart", dest="max_restarts", action="store_const", const=0, help="same as --max-restarts 0"
@@ -53,6 +56,13 @@ def run(args: argparse.Namespace) -> int:
         say(f'try: {_program()} generate "What is the capital of France?" --chat' + _url_flag(server))
 
     return Supervisor(make_server, RestartPolicy(max_restarts=args.max_restarts), say).run(on_ready)
+
+
+def _restarts(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"given {text}, allowed: 0 or more")
+    return count
 
 
 def _program() -> str:

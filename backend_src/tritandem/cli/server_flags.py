@@ -41,7 +41,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--metrics-port", type=_port, default=defaults.metrics_port, help="default: %(default)s")
     add(
         "--drain-timeout-s",
-        type=float,
+        type=seconds,
         default=defaults.drain_timeout_s,
         help="how long running requests may take once a stop was asked for (default: %(default)s)",
     )
@@ -88,6 +88,14 @@ def _placement(args: argparse.Namespace) -> str:
     if words:
         placement_from_words(words)
     return words
+
+
+def seconds(text: str) -> float:
+    """A flag's value: a time of up to a day."""
+    value = float(text)
+    if not 0 <= value <= 86_400:  # refuses NaN as well
+        raise argparse.ArgumentTypeError(f"given {text}, allowed: 0..86400 seconds")
+    return value
 
 
 def _port(text: str) -> int:

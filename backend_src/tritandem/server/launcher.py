@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from ..config import DRAIN_KEY_ENV, PLACEMENT_ENV
-from ..host import cache_root
+from ..host import Refusal, cache_root
 from . import command, guardian
 from .health import ready
 from .layout import backend_folder
@@ -200,12 +200,18 @@ class TritonServer:
         self.stop()
 
     def _spawn(self, words: list[str], environment: dict[str, str], cpus: frozenset[int]) -> None:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            log = self.log_path.open("ab")
+        except OSError as error:
+            raise Refusal(
+                f"the log {self.log_path} cannot be written: {error.strerror}", "name a file with --log-file"
+            ) from error
         self._control, theirs = socket.socketpair()
         options = self.options
         guarded = [self.shm_prefix, options.client_host, str(options.http_port), str(drain_ms(options.drain_timeout_s))]
         guarded.append(",".join(str(cpu) for cpu in sorted(cpus)))
-        with theirs, self.log_path.open("ab") as log:
+        with theirs, log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
                 [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), *guarded, *words],
