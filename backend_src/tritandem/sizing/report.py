@@ -76,7 +76,8 @@ def text(shown: dict[str, Any], clouds: InstancesFile) -> str:
         lines += [f"  note: {limit}" for limit in measured["limits"]]
         where = f"{measured['coefficients_machine']}, {measured['coefficients_measured_on']}"
         lines.append(f"  costs measured on {where}; `tritandem calibrate` measures yours")
-    lines += ["", *_table(shown["instances"]), "", f"Prices dated {clouds.dated}. {clouds.note}"]
+    lines += ["", "Cores needed below are by the rule for all GPUs of an instance."]
+    lines += [*_table(shown["instances"]), "", f"Prices dated {clouds.dated}. {clouds.note}"]
     return "\n".join(lines)
 
 
