@@ -100,9 +100,6 @@ class TritandemError(Exception):
         return f"{self.outcome.value}: {self}".encode("utf-8", "backslashreplace").decode()
 
 
-MAX_NAME_CHARS = 128  # of a field in an error: clients make names up
-
-
 class InvalidRequest(TritandemError):
     """`field` got `given`, but only `allowed` is accepted."""
 
@@ -110,8 +107,7 @@ class InvalidRequest(TritandemError):
 
     def __init__(self, field_name: str, given: object, allowed: str) -> None:
         self.field_name, self.given, self.allowed = field_name, given, allowed
-        name = field_name if len(field_name) <= MAX_NAME_CHARS else f"{field_name[:MAX_NAME_CHARS]}..."
-        super().__init__(f"{name}: given {_shorten(given)}, allowed: {allowed}")
+        super().__init__(f"{field_name[:128]}: given {_shorten(given)}, allowed: {allowed}")  # clients make names up
 
 
 class Saturated(TritandemError):

@@ -207,7 +207,7 @@ HALF_A_CHARACTER = json.dumps({"\ud800": 1})
         ('{"temperature": 1' + "0" * 250 + "}", {}, r"temperature: given 1e\+250"),
         ("{}", {"deadline_ms": "\u00b2"}, "deadline_ms: given '\u00b2'"),
         ("{}", {"deadline_ms": "9" * 5000}, "deadline_ms: given '9999"),
-        ("{}", {"x" * 100_000: 1}, "x" * 128 + "...: given 'an unknown parameter'"),
+        ("{}", {"x" * 100_000: 1}, ": " + "x" * 128 + ": given 'an unknown parameter'"),
     ],
     ids=[
         "half a character",
