@@ -33,7 +33,7 @@ class BatchState:
     free_blocks: int
     free_slots: int
     in_flight: bool  # steps are launched whose results were not read
-    prefill_backlog: int = 0  # tokens not prefilled, waiting sequences included
+    waiting_tokens: int = 0  # of all waiting sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,11 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         free_blocks -= extra
         grow.append((sequence, 1 + extra))
 
-    tokens_left = prefill_budget(budget, len(decode), state.prefill_backlog)
+    unfinished = [s for s in state.running if s.stored < s.prefill_tokens]
+    backlog = state.waiting_tokens + sum(s.prefill_tokens - s.stored for s in unfinished)
+    tokens_left = prefill_budget(budget, len(decode), backlog)
     prefill = []
-    for sequence in [s for s in state.running if s.stored < s.prefill_tokens]:
+    for sequence in unfinished:
         chunk = min(sequence.prefill_left, tokens_left)
         if chunk:
             prefill.append((sequence, chunk))

@@ -135,8 +135,8 @@ class EngineCore:
                 return BatchState([suspect], (), free_blocks, 0, in_flight)
             self._suspects.popleft()
         candidates = self.residency.candidates(self.waiting)
-        backlog = self._waiting_tokens + sum(s.prefill_tokens - s.stored for s in self.running if s.prefill_left)
-        return BatchState(self.running, candidates, free_blocks, self.residency.free_slots, in_flight, backlog)
+        free_slots = self.residency.free_slots
+        return BatchState(self.running, candidates, free_blocks, free_slots, in_flight, self._waiting_tokens)
 
     def _build(self, decision: Decision) -> StepPlan | None:
         """Take blocks and slots for a decision and describe the step; None when it has no work."""

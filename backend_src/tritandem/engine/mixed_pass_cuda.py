@@ -204,7 +204,7 @@ class MixedPasses:
         sizes = self._sizes()
         for done, size in enumerate(sizes, start=1):
             nothing = prefill_arrays((), size, self._state.pad_slot)
-            for view, value in zip(views(self._inputs, self._layout(size)[0]), nothing, strict=True):
+            for view, value in zip(views(self._inputs, layout(nothing)[0]), nothing, strict=True):
                 view.copy_(torch.from_numpy(value))
             self._cache.capture(size, partial(self._enqueue, size))
             cost = self._cache.device_ms(size)
