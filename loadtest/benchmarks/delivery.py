@@ -19,9 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from closed_loop import closed_loop
 from tritandem.server import TritonServer
 from tritandem.server.repository import default_repository
-from tritandem_loadtest import RunConfig, run
+from tritandem_loadtest import run
 
 BENCHMARKS = Path(__file__).resolve().parent
 ENGINE = """
@@ -50,20 +51,7 @@ def repository(folder: Path, step_s: float) -> Path:
 
 
 def measure(server: TritonServer, model: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
-    config = RunConfig(
-        url=server.grpc_url,
-        model=model,
-        arrival="closed",
-        users=streams,
-        processes=args.processes,
-        workload="words",
-        prompt_words=str(args.words),
-        output_tokens=str(args.tokens),
-        ignore_eos=True,
-        duration_s=args.seconds + 3.0,
-        warmup_s=3.0,
-    )
-    summary = run(config).summary
+    summary = run(closed_loop(server.grpc_url, model, streams, args)).summary
     offered = streams / args.step_ms * 1000
     return {
         "model": model,

@@ -17,10 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from closed_loop import closed_loop
 from tritandem.config import Config, placement_from_words
 from tritandem.placement import COMPONENTS, format_cpus, plan_here
 from tritandem.server import TritonServer
-from tritandem_loadtest import RunConfig, run
+from tritandem_loadtest import run
 
 FIGURES = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p50")
 
@@ -29,20 +30,7 @@ def measure(placement: str, args: argparse.Namespace) -> dict[str, float]:
     """One server, one load."""
     ports = {"http_port": args.first_port, "grpc_port": args.first_port + 1, "metrics_port": args.first_port + 2}
     with TritonServer(args.model, placement=placement, engine_config=args.engine_config, **ports) as server:
-        config = RunConfig(
-            url=server.grpc_url,
-            model="scheduler",
-            arrival="closed",
-            users=args.streams,
-            processes=args.processes,
-            workload="words",
-            prompt_words=str(args.words),
-            output_tokens=str(args.tokens),
-            ignore_eos=True,
-            duration_s=args.seconds + 3.0,
-            warmup_s=3.0,
-        )
-        summary = run(config).summary
+        summary = run(closed_loop(server.grpc_url, "scheduler", args.streams, args)).summary
     if summary["failed"]:
         raise SystemExit(f"{placement}: {summary['failed']} requests failed")
     return {name: float(summary[name]) for name in FIGURES}

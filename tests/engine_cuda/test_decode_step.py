@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_reference import relative_error
+from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.contracts import SamplingParams
@@ -18,18 +19,7 @@ from tritandem.engine.slots import SlotState
 from tritandem.engine.step import SamplingFeatures, SlotInit
 from tritandem.engine.support import inspect_model
 
-VOCAB, SLOTS = 97, 5
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
+SLOTS = 5
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "qwen2": Qwen2Config(**{**SHAPE, "num_key_value_heads": 1}),

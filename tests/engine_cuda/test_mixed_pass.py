@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_reference import relative_error
+from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.engine.model_loader import LoadedModel
@@ -19,18 +20,7 @@ from tritandem.engine.staging import StagingPool
 from tritandem.engine.step import PrefillChunk
 from tritandem.engine.support import inspect_model
 
-VOCAB, SLOTS, BLOCK, BLOCKS_EACH = 97, 6, 4, 8
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
+SLOTS, BLOCK, BLOCKS_EACH = 6, 4, 8
 
 
 class Passed:
