@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
-from tritandem.contracts import Int32Array
+from tritandem.contracts import MAX_STOP_WORD_CHARS, MAX_STOP_WORDS, Int32Array
 from tritandem.tokenizer import TextStreams, TextTokenizer
 from tritandem.tokenizer.cleaned_text import last_safe_space
 from tritandem.tokenizer.source import read_source
@@ -175,6 +176,17 @@ def test_held_back_text_is_exactly_what_may_still_become_a_stop_word(text: str, 
     else:
         longest = max((size for word in words for size in range(1, len(word)) if text.endswith(word[:size])), default=0)
         assert stop.held_back(text) == longest
+
+
+def test_the_largest_stop_words_a_client_may_send_cost_no_more_than_they_are_long() -> None:
+    words = tuple(f"{i:0{MAX_STOP_WORD_CHARS}}" for i in range(MAX_STOP_WORDS))
+    tracemalloc.start()
+    stop = StopWords(words)
+    kept_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept_bytes < sum(map(len, words))  # all their beginnings would be 30 MB
+    assert stop.find("x" + words[-1]) == (1, 1 + MAX_STOP_WORD_CHARS)
+    assert stop.held_back("1" + words[0][:-1]) == MAX_STOP_WORD_CHARS - 1
 
 
 @given(text=st.text(" .'nt,sve?", max_size=30), at=st.integers(0, 30))

@@ -6,19 +6,20 @@ first ends the text; of two complete at the same character the longer one counts
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 
 class StopWords:
-    """A set of stop words, none of them empty."""
+    """A set of stop words, none of them empty.
+
+    Clients choose them, 64 of 1,024 characters at most: what is kept and what it costs to make grow with their length,
+    not with the number of their beginnings.
+    """
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self._words = words
-        self._any_re = re.compile("|".join(map(re.escape, words)))
-        self._beginnings = frozenset(word[:length] for word in words for length in range(1, len(word)))
         self._first_chars = frozenset(word[0] for word in words)
-        self._last_chars = frozenset(beginning[-1] for beginning in self._beginnings)
+        self._inner_chars = frozenset(char for word in words for char in word[:-1])
         self._longest = max(map(len, words))
 
     def may_begin_in(self, text: str) -> bool:
@@ -27,20 +28,23 @@ class StopWords:
 
     def find(self, text: str) -> tuple[int, int] | None:
         """[start, end) of the stop word that ends `text`, or None."""
-        if not self._any_re.search(text):
-            return None
         hits = [(start + len(word), start) for word in self._words if (start := text.find(word)) >= 0]
+        if not hits:
+            return None
         end, start = min(hits)
         return start, end
 
     def held_back(self, text: str) -> int:
         """How many last characters of `text`, which holds no stop word, may be the beginning of one."""
-        if text[-1:] not in self._last_chars:
+        if text[-1:] not in self._inner_chars:
             return 0  # nearly always: this runs for every token
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if text[start:] in self._beginnings:
+            if text[start] in self._first_chars and self._begins_with(text[start:]):
                 return len(text) - start
         return 0
+
+    def _begins_with(self, beginning: str) -> bool:
+        return any(word.startswith(beginning) for word in self._words)
 
 
 @lru_cache(maxsize=256)
