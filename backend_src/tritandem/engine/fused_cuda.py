@@ -108,11 +108,14 @@ class FusedDecoder:
         residual = F.embedding(ids, self._embedding)
         normed = self._add_norm(None, residual, self._layers[0].input_norm)
         for index, layer in enumerate(self._layers):
+            last = index + 1 == len(self._layers)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
             context = qkv.new_empty((len(ids), layer.out.shape[1]))
             if decode is not None:
                 self._attend_rows(index, layer, qkv[:count], decode, context[:count])
             query = self._rotate_store(index, layer, qkv[count:], positions, batch)
+            if last and logit_rows.shape[0] == 0:  # no chunk was its prompt's last: K and V were all it was for
+                return residual.new_empty((0, self._head.shape[0]))
             self._attention.attend(
                 query,
                 self.cache.keys[index],
@@ -122,14 +125,14 @@ class FusedDecoder:
                 layer.window,
                 out=context[count:].view(query.shape),
             )
+            if last:  # behind its attention, only the rows whose logits are wanted matter
+                context, residual = context[logit_rows], residual[logit_rows]
             delta = F.linear(context, layer.out)
             normed = self._add_norm(delta, residual, layer.post_norm)
             delta = F.linear(self._silu_mul(F.linear(normed, layer.gate_up)), layer.down)
-            if index + 1 < len(self._layers):
+            if not last:
                 normed = self._add_norm(delta, residual, self._layers[index + 1].input_norm)
-        if logit_rows.shape[0] == 0:  # no chunk was its prompt's last
-            return residual.new_empty((0, self._head.shape[0]))
-        return self._logits(residual[logit_rows], delta[logit_rows])
+        return self._logits(residual, delta)
 
     def _attend_rows(
         self, index: int, layer: _Layer, qkv: torch.Tensor, rows: DecodeRows, out: torch.Tensor | None = None
