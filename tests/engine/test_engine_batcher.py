@@ -10,7 +10,9 @@ from tritandem.contracts import EngineRequest, SamplingParams
 from tritandem.engine.batcher import BatchState, Budget, Candidate, Decision, plan, prefill_budget
 from tritandem.engine.sequence import SequenceState
 
-BUDGET = Budget(prefill_tokens=10, interleaved_tokens=8, efficient_tokens=2, block_tokens=4, reserve_blocks=2)
+BUDGET = Budget(
+    prefill_tokens=10, interleaved_tokens=8, stretched_tokens=9, efficient_tokens=2, block_tokens=4, reserve_blocks=2
+)
 
 
 def sequence(arrival: int, prompt: int, max_tokens: int = 50) -> SequenceState:
@@ -49,6 +51,18 @@ def test_prefill_beside_running_sequences_has_a_budget_of_its_own() -> None:
     decoding, prompt = running(0, prompt=3, stored=3, blocks=2, outputs=1), running(1, prompt=30, stored=0, blocks=8)
     assert list(decide(running=[decoding, prompt]).prefill) == [(prompt, 8)]
     assert list(decide(running=[prompt]).prefill) == [(prompt, 10)]
+
+
+def test_beside_few_sequences_a_chunk_stretches_when_that_ends_the_prompt() -> None:
+    few = [running(0, prompt=3, stored=3, blocks=2, outputs=1)]
+    many = [running(arrival, prompt=3, stored=3, blocks=2, outputs=1) for arrival in range(9)]
+    line = [candidate(9, 9), candidate(10, 4)]
+    assert [a.chunk_tokens for a in decide(running=few, waiting=line).admit] == [9]
+    assert [a.chunk_tokens for a in decide(running=few, waiting=[candidate(9, 10)]).admit] == [8]
+    assert [a.chunk_tokens for a in decide(running=few, waiting=[candidate(9, 5), candidate(10, 4)]).admit] == [5, 4]
+    tail = running(10, prompt=30, stored=21, blocks=8)
+    assert list(decide(running=[*few, tail]).prefill) == [(tail, 9)]
+    assert [a.chunk_tokens for a in decide(running=many, waiting=[candidate(9, 3)]).admit] == [2]
 
 
 def test_beside_many_sequences_chunks_are_small_unless_the_backlog_grows() -> None:

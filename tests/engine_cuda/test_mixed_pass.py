@@ -126,6 +126,7 @@ def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
     assert buckets[-1] == 2048
     assert buckets == sorted(set(buckets))
     assert all(b - a <= max(64, b / 4) for a, b in itertools.pairwise(buckets))
+    assert token_buckets(2304)[-3:] == [2048, 2176, 2304]
     assert token_buckets(48) == [32, 48]
     assert PassSize(8, 32).chunks == 4
     assert PassSize(8, 2048).chunks == 64

@@ -78,7 +78,7 @@ class ArithmeticRunner:
     def launch(self, plan: StepPlan) -> None:
         assert len(self._unread) <= self.spec.launch_ahead_steps, "launched further ahead than allowed"
         spec = self.spec
-        budget = spec.interleaved_prefill_tokens if plan.decode_slots else spec.prefill_tokens_per_step
+        budget = spec.stretched_prefill_tokens if plan.decode_slots else spec.prefill_tokens_per_step
         assert sum(len(chunk.ids) for chunk in plan.prefill) <= budget, "over budget"
         launched_ns = time.monotonic_ns()
         for slot in plan.releases:

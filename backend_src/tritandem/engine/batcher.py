@@ -40,6 +40,7 @@ class BatchState:
 class Budget:
     prefill_tokens: int
     interleaved_tokens: int  # prefill beside sequences that decode: it stretches the gap between their tokens
+    stretched_tokens: int  # the same where few decode and a prompt ends by it
     efficient_tokens: int  # the cheapest chunk beside many of them
     block_tokens: int
     reserve_blocks: int  # taken at once where there is room, so that later steps need none
@@ -83,12 +84,14 @@ def plan(state: BatchState, budget: Budget) -> Decision:
     unfinished = [s for s in state.running if s.stored < s.prefill_tokens]
     backlog = state.waiting_tokens + sum(s.prefill_tokens - s.stored for s in unfinished)
     tokens_left = prefill_budget(budget, len(decode), backlog)
+    stretch = budget.stretched_tokens - budget.interleaved_tokens if 0 < len(decode) <= FEW_DECODING else 0
     prefill = []
     for sequence in unfinished:
-        chunk = min(sequence.prefill_left, tokens_left)
-        if chunk:
-            prefill.append((sequence, chunk))
-            tokens_left -= chunk
+        if not tokens_left:
+            break
+        chunk = chunk_tokens(sequence.prefill_left, tokens_left, stretch)
+        prefill.append((sequence, chunk))
+        tokens_left = max(0, tokens_left - chunk)
 
     admit: list[Admission] = []
     free_slots = state.free_slots
@@ -99,11 +102,12 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         if candidate.free_blocks_needed + spare > free_blocks:
             break
         free_blocks -= candidate.free_blocks_needed
-        chunk = min(candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens, tokens_left)
+        new_tokens = candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens
+        chunk = chunk_tokens(new_tokens, tokens_left, stretch)
         needed = -(-candidate.tokens // budget.block_tokens)
         extra = reserve(candidate.sequence, needed, free_blocks, spare + 1, budget)
         admit.append(Admission(candidate, chunk, extra))
-        tokens_left -= chunk
+        tokens_left = max(0, tokens_left - chunk)
         free_slots -= 1
         free_blocks -= extra
     return Decision(decode, grow, prefill, admit)
@@ -121,6 +125,12 @@ def prefill_budget(budget: Budget, decoding: int, backlog: int) -> int:
     if decoding <= FEW_DECODING:
         return budget.interleaved_tokens
     return min(budget.interleaved_tokens, max(budget.efficient_tokens, backlog // DRAIN_STEPS))
+
+
+def chunk_tokens(prompt_left: int, tokens_left: int, stretch: int) -> int:
+    """What a step takes of a prompt: all that is left of it if up to `stretch` tokens more than `tokens_left` make it
+    so. A short tail in a step of its own would read all weights once more and let its first token wait for them."""
+    return prompt_left if prompt_left <= tokens_left + stretch else tokens_left
 
 
 def reserve(sequence: SequenceState, blocks: int, free_blocks: int, sharers: int, budget: Budget) -> int:

@@ -51,6 +51,7 @@ class EngineCore:
         self.budget = Budget(
             spec.prefill_tokens_per_step,
             spec.interleaved_prefill_tokens,
+            spec.stretched_prefill_tokens,
             spec.efficient_prefill_tokens,
             spec.block_tokens,
             RESERVE_BLOCKS,

@@ -17,7 +17,7 @@ from ..contracts import ConfigError
 from .attention.interface import AttentionBatch
 from .forward import KvCache, kv_bytes_per_token
 from .model_loader import LoadedModel
-from .step import RunnerSpec
+from .step import RunnerSpec, stretched_tokens
 
 if TYPE_CHECKING:
     from .device_forward_cuda import DeviceForward
@@ -73,7 +73,8 @@ def measure_and_allocate(
     if not num_blocks:
         peak = _peak_bytes(forward, _prefill_tokens(config), max_rows, loaded.vocab_size, device)
         if config.cuda_graphs and forward.fused:
-            peak += _peak_bytes(forward, interleaved_tokens(config) + max_rows, 1, loaded.vocab_size, device)
+            largest = stretched_tokens(interleaved_tokens(config), _prefill_tokens(config)) + max_rows
+            peak += _peak_bytes(forward, largest, 1, loaded.vocab_size, device)
         context_tokens = min(loaded.max_context_tokens, config.max_context_tokens or loaded.max_context_tokens)
         useful = 1 + max_rows * -(-context_tokens // config.block_tokens)
         free = torch.cuda.mem_get_info(device)[0]

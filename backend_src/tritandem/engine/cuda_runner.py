@@ -115,7 +115,7 @@ class CudaRunner:
                     step,
                     graph_cache,
                     max_rows,
-                    spec.interleaved_prefill_tokens,
+                    spec.stretched_prefill_tokens,
                     loaded.model.dtype,
                 )
                 if config.graph_capture == "lazy":

@@ -32,7 +32,7 @@ MANY_ROWS = 64  # what `efficient_tokens` is measured beside
 EFFICIENT_FROM = 256  # smaller chunks would keep prompts waiting for more steps than they save
 _TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
 _ROW_BUCKETS = (8, 32, 64, 128)
-_TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256))  # up to so many tokens in steps of so many
+_TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256), (2304, 128))  # up to so many tokens in steps of so many
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,15 @@ class RunnerSpec:
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
 
+    @property
+    def stretched_prefill_tokens(self) -> int:
+        return stretched_tokens(self.interleaved_prefill_tokens, self.prefill_tokens_per_step)
+
+
+def stretched_tokens(interleaved_tokens: int, tokens_per_step: int) -> int:
+    """What a step beside few running sequences may prefill when that ends a prompt: an eighth more than usual."""
+    return min(tokens_per_step, interleaved_tokens * 9 // 8)
+
 
 class Runner(Protocol):
     """Executes steps in launch order; used by the core's thread only."""
