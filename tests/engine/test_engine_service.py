@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -39,6 +42,42 @@ class GatedRunner:
 
     def close(self) -> None:
         self.closed = True
+        self._inner.close()
+
+
+class PacedRunner:
+    """`Runner` on a device whose steps take `step_s` each, one after the other; launches return at once."""
+
+    def __init__(self, inner: Runner, step_s: float) -> None:
+        self._inner, self._step_ns = inner, int(step_s * 1e9)
+        self.spec = dataclasses.replace(inner.spec, launch_ahead_steps=3)
+        self._in_flight: deque[StepResult] = deque()
+        self._ends_ns = 0
+        self.plans: list[StepPlan] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        launched_ns = time.monotonic_ns()
+        self._inner.launch(plan)
+        result = self._inner.collect(wait=True)
+        assert result is not None
+        self._ends_ns = max(launched_ns, self._ends_ns) + self._step_ns
+        self._in_flight.append(dataclasses.replace(result, launched_ns=launched_ns, finished_ns=self._ends_ns))
+        self.plans.append(plan)
+
+    def collect(self, wait: bool) -> StepResult | None:
+        if not self._in_flight:
+            return None
+        left_ns = self._in_flight[0].finished_ns - time.monotonic_ns()
+        if left_ns > 0:
+            if not wait:
+                return None
+            time.sleep(left_ns / 1e9)
+        return self._in_flight.popleft()
+
+    def pending(self) -> int:
+        return len(self._in_flight)
+
+    def close(self) -> None:
         self._inner.close()
 
 
@@ -105,6 +144,29 @@ def test_a_receiver_that_is_behind_gets_everything_in_one_message(start: Callabl
     assert (np.diff(batch.stamps_ns, axis=1) >= 0).all()
     assert service.live() == 0
     assert batch.load.free_blocks == batch.load.total_blocks
+
+
+def test_long_steps_are_launched_just_in_time_so_that_a_newcomer_is_in_the_next(
+    start: Callable[[Runner], EngineService],
+) -> None:
+    step_s = 0.2
+    runner = PacedRunner(make_runner(num_blocks=64), step_s)
+    service = start(runner)
+    service.submit([request(0, np.arange(5, dtype=np.int32), max_tokens=40)])
+    joined_next = False
+    for newcomer in range(1, 6):  # a loaded machine may be late now and then
+        steps = len(runner.plans)
+        while len(runner.plans) < steps + 3:  # the third is launched; its predecessor ends soon
+            time.sleep(step_s / 100)
+        time.sleep(step_s / 4)
+        launched, in_flight = len(runner.plans), runner.pending()
+        service.submit([request(newcomer, np.arange(newcomer, newcomer + 4, dtype=np.int32), max_tokens=1)])
+        while not any(chunk for plan in runner.plans[launched:] for chunk in plan.prefill):
+            time.sleep(step_s / 100)
+        joined_next |= in_flight == 1 and bool(runner.plans[launched].prefill)
+        if joined_next:
+            break
+    assert joined_next, "every newcomer found a step launched behind the running one"
 
 
 def test_each_sequence_of_a_submit_is_answered_for_itself(start: Callable[[Runner], EngineService]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tritandem.engine.pace import Pace
+from tritandem.engine.pace import SLACK_NS, Pace
 from tritandem.engine.step import StepResult
 
 MS = 1_000_000
@@ -28,6 +28,38 @@ def test_a_prefill_is_timed_by_what_it_adds_to_a_decode_step() -> None:
 def test_the_tail_of_a_cached_prompt_hardly_changes_the_price_of_a_token() -> None:
     alternating = [(5, 0), (15, 1000), (5, 0), (6, 6)] * 40
     assert timed(Pace(), alternating).prefill_token_ns == pytest.approx(11_000, rel=0.1)
+
+
+def test_a_launch_is_due_so_early_that_it_is_done_before_the_shortest_recent_step_would_end() -> None:
+    pace = timed(Pace(), [(9, 0)] * 20 + [(6, 0)] + [(9, 0)] * 3)
+    ended_ns = 10**9 + (20 * 9 + 6 + 27) * MS
+    pace.note_launch(MS // 2, with_prefill=False)
+    pace.note_launch(2 * MS, with_prefill=True)
+    assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=False) == ended_ns + 6 * MS - SLACK_NS - MS // 2
+    assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=True) == ended_ns + 6 * MS - SLACK_NS - 2 * MS
+    late_ns = ended_ns + 3 * MS  # the device had nothing to do when it was launched
+    assert pace.launch_due_ns(late_ns, 0, with_prefill=False) == late_ns + 6 * MS - SLACK_NS - MS // 2
+    assert Pace().launch_due_ns(late_ns, 0, with_prefill=False) == 0, "nothing was timed yet"
+
+
+def test_a_running_prefill_puts_the_next_launch_off_by_less_than_it_should_take() -> None:
+    pace = timed(Pace(), [(5, 0)] * 20 + [(15, 1000), (5, 0)])
+    without, behind = (pace.launch_due_ns(10**12, tokens, with_prefill=False) for tokens in (0, 1000))
+    assert 5 * MS < behind - without < 10 * MS
+
+
+def test_a_costly_launch_is_remembered_for_a_while() -> None:
+    pace = timed(Pace(), [(5, 0)] * 9)
+
+    def margin_ns() -> int:
+        return 10**12 + 5 * MS - SLACK_NS - pace.launch_due_ns(10**12, 0, with_prefill=False)
+
+    pace.note_launch(3 * MS, with_prefill=False)
+    pace.note_launch(MS, with_prefill=False)
+    assert 2 * MS < margin_ns() < 3 * MS
+    for _ in range(200):
+        pace.note_launch(MS, with_prefill=False)
+    assert margin_ns() == MS
 
 
 def test_long_steps_are_launched_one_ahead_and_short_ones_as_far_as_allowed() -> None:

@@ -33,6 +33,7 @@ class _Launched:
 
     rows: list[SequenceState]
     prefill_tokens: int
+    launched_ns: int
 
 
 class EngineCore:
@@ -108,6 +109,15 @@ class EngineCore:
             self._apply(result, self._in_flight.popleft())
             wait = False
 
+    def launch_due_ns(self, arrivals: bool) -> int:
+        """Until when (monotonic ns) the next round may wait for sequences that then join its step; 0: not at all.
+        `arrivals`: there are some already. Only long steps are worth it: of short ones, several are in flight."""
+        if len(self._in_flight) != 1 or self._pace.steps_ahead(self.spec.launch_ahead_steps) != 1:
+            return 0
+        prefills = arrivals or bool(self.waiting) or any(s.stored < s.prefill_tokens for s in self.running)
+        running = self._in_flight[0]
+        return self._pace.launch_due_ns(running.launched_ns, running.prefill_tokens, prefills)
+
     def _launch_next(self) -> bool:
         """Plan and launch one step; False when nothing can be launched before results are read."""
         decision = batcher.plan(self._batch_state(), self.budget)
@@ -123,8 +133,10 @@ class EngineCore:
         except Exception as error:  # whatever broke, it must cost the sequences of this step at most
             self._step_failed(step, error)
             return True
+        taken_ns = time.monotonic_ns() - launched_ns
+        self._pace.note_launch(taken_ns, bool(step.prefill))
         if self._meter is not None:
-            self._meter.launched(time.monotonic_ns() - launched_ns, bool(step.prefill))
+            self._meter.launched(taken_ns, bool(step.prefill))
         self._step_launched(decision, step, launched_ns)
         return True
 
@@ -185,7 +197,7 @@ class EngineCore:
             sequence.stored += 1
             sequence.promised += 1
         rows += decision.decode
-        self._in_flight.append(_Launched(rows, sum(len(chunk.ids) for chunk in step.prefill)))
+        self._in_flight.append(_Launched(rows, sum(len(chunk.ids) for chunk in step.prefill), launched_ns))
         if self._suspects:
             self._suspects.popleft()
 

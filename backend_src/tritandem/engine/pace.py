@@ -1,14 +1,20 @@
-"""How long steps take: moving averages for the scheduler's estimates and the depth of launch-ahead.
+"""How long steps take: moving averages for the scheduler's estimates, the depth of launch-ahead and its moment.
 
 Owned by the core's thread; knows nothing about sequences.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from .step import StepResult
 
 _SHARE = 0.1  # weight of the newest step
 LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
+SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
+_RECENT_STEPS = 8
+_SURE_SHARE = 0.75  # of what a prefill is expected to take: padding and cached context make it vary
+_COST_DECAY = 0.98  # of the costliest launch, at each launch
 
 
 class Pace:
@@ -22,6 +28,8 @@ class Pace:
         self.decode_step_ns = 0
         self._prefill_ns = self._prefill_tokens = 0.0
         self._previous_finish_ns = 0
+        self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)  # decode steps
+        self._launch_ns = {False: 0.0, True: 0.0}  # host time of a launch, with prefill or without
 
     @property
     def prefill_token_ns(self) -> int:
@@ -37,7 +45,23 @@ class Pace:
             self._prefill_tokens = _average(self._prefill_tokens, prefill_tokens)
         else:
             self.decode_step_ns = int(_average(self.decode_step_ns, taken_ns))
+            self._recent_ns.append(taken_ns)
         return taken_ns
+
+    def note_launch(self, taken_ns: int, with_prefill: bool) -> None:
+        """Host time of a launch. The costliest counts, and is forgotten slowly."""
+        self._launch_ns[with_prefill] = max(taken_ns, self._launch_ns[with_prefill] * _COST_DECAY)
+
+    def launch_due_ns(self, running_since_ns: int, prefill_tokens: int, with_prefill: bool) -> int:
+        """When to launch the step behind the only one on the device, which was launched at `running_since_ns` and
+        prefills so many tokens; monotonic ns. Early enough for the device never to wait, going by the shortest of
+        the latest steps: whoever arrives until then joins the step instead of waiting for it. 0: nothing was timed.
+        """
+        if not self._recent_ns:
+            return 0
+        takes_ns = min(self._recent_ns) + _SURE_SHARE * self.prefill_token_ns * prefill_tokens
+        ends_ns = max(running_since_ns, self._previous_finish_ns) + takes_ns
+        return int(ends_ns - self._launch_ns[with_prefill] - SLACK_NS)
 
     def steps_ahead(self, most: int) -> int:
         """Launches to keep waiting behind the running step: as many as LAUNCH_AHEAD_NS holds, 1 to `most`.

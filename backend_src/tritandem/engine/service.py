@@ -121,6 +121,7 @@ class EngineService:
         core = self._core
         while self._wait_for_work():
             try:
+                self._wait_for_company()
                 self._read_mail()
                 core.step()
             except Exception as error:  # a defect of ours: these requests fail, the process lives
@@ -136,6 +137,15 @@ class EngineService:
         with self._mail:
             self._mail.wait_for(self._has_work)
             return not self._closing
+
+    def _wait_for_company(self) -> None:
+        """A launch is not made before it is due: whoever arrives until then is in its step."""
+        with self._mail:
+            while not self._closing:
+                left_ns = self._core.launch_due_ns(bool(self._added)) - time.monotonic_ns()
+                if left_ns <= 0:
+                    return
+                self._mail.wait(left_ns / 1e9)
 
     def _read_mail(self) -> None:
         with self._mail:
