@@ -65,8 +65,8 @@ class Answer:
         return self._result
 
     def add(self, outputs: Outputs) -> Chunk | None:
-        """Take one response in. None when it carries nothing for the caller (an empty final response)."""
-        if not outputs:
+        """Take one response in. None when it carries nothing for the caller: it is empty, or comes after the end."""
+        if not outputs or self.ended:
             return None
         text = "".join(outputs.get("text_output", ()))
         tokens = int(_first(outputs, "num_output_tokens", 0))
@@ -104,6 +104,8 @@ class Answer:
         return error
 
     def _end(self, finish_reason: str | None, outcome: str) -> None:
+        if self.ended:  # closed by another thread while the last response was under way
+            return
         self.ended = True
         self._result = Result(
             text=self.text,

@@ -119,8 +119,17 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--protocol", choices=("grpc", "http"), help="default: grpc")
     server.add_argument("--model", default="scheduler", help="default: %(default)s")
     server.add_argument("--timeout-s", type=float, default=600.0, help="default: %(default)s")
-    server.add_argument("--retries", type=int, default=0, help="when the server has no room (default: %(default)s)")
+    server.add_argument("--retries", type=int, default=0, help="when it is full or not there (default: %(default)s)")
     server.add_argument("--ca-file", help="PEM roots for grpcs:// and https://")
+    server.add_argument(
+        "--header",
+        dest="headers",
+        action="append",
+        type=_header,
+        default=[],
+        metavar="NAME:VALUE",
+        help="such as 'Authorization: Bearer KEY' (repeatable)",
+    )
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +156,16 @@ def _client(args: argparse.Namespace) -> Client:
         timeout_s=args.timeout_s,
         retries=args.retries,
         ca_file=args.ca_file,
+        headers=dict(args.headers),
     )
+
+
+def _header(text: str) -> tuple[str, str]:
+    """As curl takes them, such as `Authorization: Bearer KEY`."""
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: NAME:VALUE")
+    return name.strip(), value.strip()
 
 
 def _complain(message: str, code: int) -> int:

@@ -22,7 +22,8 @@ class ClientCore:
       passes a closed or cancelled stream on to it at once; an ensemble's steps never hear of it.
     - `protocol`: "grpc" (default) or "http".
     - `timeout_s`: for a whole request, retries included; None is no limit. A call's own `timeout_s` wins.
-    - `retries`: how often a Saturated request is sent again, waiting as long as the server says. Off by default.
+    - `retries`: how often a request is sent again that was Saturated, waiting as long as the server says, or whose
+      connection failed before anything of the answer came: it may then run twice. Off by default.
     - `report`: what to ask for beside the text; () for deployments that lack these inputs.
     - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
       does not reach the server's work, which is any model but the direct one.

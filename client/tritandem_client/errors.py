@@ -19,7 +19,7 @@ Owns the error tree and the reading of error texts. Knows nothing about gRPC, HT
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class TritandemClientError(Exception):
@@ -41,6 +41,10 @@ class InvalidRequest(RequestError):
     def __init__(self, field: str, given: object = None, allowed: str = "", message: str | None = None) -> None:
         self.field, self.given, self.allowed = field, given, allowed
         super().__init__(message or f"{field}: given {_shorten(given)}, allowed: {allowed}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which would call `__init__` with the message as the field."""
+        return type(self), (self.field, self.given, self.allowed, str(self)), self.__dict__
 
 
 class Saturated(RequestError):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tritandem_client.errors import Saturated, Timeout, TritandemClientError
+from tritandem_client.errors import ConnectionFailed, Saturated, Timeout, TritandemClientError
+
+FIRST_RECONNECT_S = 0.25
 
 
 class TimeBudget:
@@ -31,13 +33,19 @@ class TimeBudget:
 def delay_before_retry_s(error: TritandemClientError, attempt: int, retries: int, left_s: float | None) -> float | None:
     """Seconds to wait before sending again, or None to give up.
 
-    Only Saturated is retried: the server said that it did not start the request, and when to come back.
-    `attempt` counts from 0; each further attempt waits half as long again. A wait beyond the request's
+    Saturated: the server did not start the request and said when to come back; each further attempt waits half as
+    long again. ConnectionFailed, before anything of the answer came: a server that restarts, or another one behind the
+    same name; each attempt waits twice as long as the last. `attempt` counts from 0. A wait beyond the request's
     remaining time is pointless, so it gives up at once.
     """
-    if not isinstance(error, Saturated) or attempt >= retries:
+    if attempt >= retries:
         return None
-    delay_s: float = max(0.01, error.retry_after_s) * 1.5**attempt
+    if isinstance(error, Saturated):
+        delay_s: float = max(0.01, error.retry_after_s) * 1.5**attempt
+    elif isinstance(error, ConnectionFailed):
+        delay_s = FIRST_RECONNECT_S * 2**attempt
+    else:
+        return None
     if left_s is not None and delay_s >= left_s:
         return None
     return delay_s

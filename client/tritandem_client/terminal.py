@@ -52,9 +52,10 @@ def statistics_line(result: Result) -> str:
 
 
 def describe(error: TritandemClientError) -> str:
-    """One line for people: which kind of failure, and its message."""
+    """One line for people: which kind of failure, its message, and what to do about it where that is plain."""
     word = getattr(error, "outcome", None) or type(error).__name__
-    return f"{word}: {error}"
+    advice = "; is a server running there? --url HOST:PORT names another" if isinstance(error, ConnectionFailed) else ""
+    return f"{word}: {error}{advice}"
 
 
 class Chat:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fakes.triton_grpc import FakeTritonGrpc
+from fakes.triton_http import FakeTritonHttp
 from scripts import chunk, hanging, streaming
 from tritandem_client import AsyncClient, Client
 
@@ -101,18 +102,47 @@ def test_a_finished_stream_sends_no_stop(way: Any) -> None:
     assert not any(r.is_stop for r in server.visitors.requests)
 
 
-def test_another_thread_may_close_a_stream_that_waits(sync_way: Any) -> None:
-    server, client = sync_way.connect(hanging(chunk("a")))
+@pytest.mark.parametrize("first", [[], [chunk("a")]], ids=["before its first token", "after it"])
+def test_another_thread_may_close_a_stream_that_waits(first: list[Any], sync_way: Any) -> None:
+    server, client = sync_way.connect(hanging(*first), timeout_s=60.0)
     stream = client.stream("x")
-    next(stream)
-    rest: list[Any] = []
-    reader = threading.Thread(target=lambda: rest.extend(stream))
+    chunks: list[Any] = []
+    reader = threading.Thread(target=lambda: chunks.extend(stream))
     reader.start()
+    question = server.visitors.wait_for(is_question)
+    while len(chunks) < len(first):
+        assert reader.is_alive()
     stream.close()
+    assert question.gone.wait(10)
     reader.join(10)
     assert not reader.is_alive()
-    assert rest == []
-    assert server.visitors.wait_for(is_question).gone.wait(10)
+    assert len(chunks) == len(first)
+    assert stream.result.outcome == "CANCELLED"
+
+
+@pytest.mark.parametrize("first", [[], [chunk("a")]], ids=["before its first token", "after it"])
+@pytest.mark.parametrize("kind", [FakeTritonGrpc, FakeTritonHttp])
+def test_another_task_may_close_a_stream_that_waits(kind: Any, first: list[Any]) -> None:
+    async def run(server: Any) -> None:
+        async with AsyncClient(server.url, protocol=server.protocol, timeout_s=60.0) as client:
+            stream = client.stream("x")
+            chunks: list[Any] = []
+
+            async def read() -> None:
+                async for one in stream:
+                    chunks.append(one)
+
+            reader = asyncio.create_task(read())
+            question = await asyncio.to_thread(server.visitors.wait_for, is_question)
+            while len(chunks) < len(first):
+                await asyncio.sleep(0.01)
+            await stream.close()
+            await asyncio.wait_for(reader, 10)  # it ends in peace: its task was not cancelled
+            assert await asyncio.to_thread(question.gone.wait, 10)
+            assert (len(chunks), stream.result.outcome) == (len(first), "CANCELLED")
+
+    with kind(hanging(*first)) as server:
+        asyncio.run(run(server))
 
 
 @pytest.mark.parametrize("model", ["scheduler", "ensemble"])

@@ -50,6 +50,7 @@ def test_options_of_the_command_line_reach_the_server(serve: Any) -> None:
     server = serve(streaming())
     options = ["--max-tokens", "5", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
     options += ["--priority", "batch", "--tenant", "me"]
+    options += ["--header", "X-Team: a:b"]
     options += ["--stop", "\n", "--stop", "END", "--bad-word", "no", "--request-id", "r1", "--model", "ensemble"]
     assert main(["generate", "x", "--url", server.url, *options]) == 0
     request = server.visitors.requests[0]
@@ -59,6 +60,7 @@ def test_options_of_the_command_line_reach_the_server(serve: Any) -> None:
     assert request.inputs["bad_words"] == ["no"]
     assert request.parameters == {"priority_class": "batch", "tenant": "me"}
     assert "min_p" not in request.inputs
+    assert request.headers["x-team"] == "a:b"
 
 
 def test_json_is_one_document_with_everything(serve: Any, capsys: Any) -> None:
@@ -99,7 +101,15 @@ def test_errors_are_one_line_and_an_exit_code(text: str, code: int, serve: Any, 
 
 def test_no_server_is_exit_code_3(capsys: Any) -> None:
     assert main(["generate", "x", "--url", "127.0.0.1:1"]) == 3
-    assert capsys.readouterr().err.startswith("error: ConnectionFailed: ")
+    said = capsys.readouterr().err
+    assert said.startswith("error: ConnectionFailed: ")
+    assert "--url" in said
+
+
+def test_a_header_without_a_colon_is_refused(capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "x", "--header", "Authorization"])
+    assert "allowed: NAME:VALUE" in capsys.readouterr().err
 
 
 def test_a_wrong_address_is_exit_code_2(capsys: Any) -> None:

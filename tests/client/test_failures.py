@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ from tritandem_client import (
     Stopped,
     Timeout,
 )
+from tritandem_client.transports.http_wire import from_status
 
 SERVER_WORDS = [
     ("EXPIRED: the deadline of 5 ms passed", DeadlineExpired, "EXPIRED"),
@@ -145,6 +147,47 @@ def test_retries_end_and_the_last_word_counts(way: Any) -> None:
     with pytest.raises(Saturated):
         list(client.stream("x"))
     assert len(server.visitors.requests) == 3
+
+
+def test_a_request_whose_server_dies_before_its_first_token_is_sent_again_when_asked_for(way: Any) -> None:
+    first = way.serve(hanging())
+
+    def restart() -> None:
+        first.visitors.wait_for(lambda request: True)
+        first.die()
+        way.serve(streaming(["back"]), port=first.port)
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    assert way.client(first.url, retries=8).generate("x").text == "back"
+    restarting.join()
+
+
+def test_what_has_been_seen_is_never_asked_for_again(way: Any) -> None:
+    server, client = way.connect(hanging(chunk("half")), retries=3)
+    stream = client.stream("x")
+    next(stream)
+    server.die()
+    with pytest.raises(ConnectionFailed) as caught:
+        next(stream)
+    assert caught.value.partial_text == "half"
+    assert len(server.visitors.requests) == 1
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, Saturated), (502, ConnectionFailed), (401, Failed)])
+def test_what_a_proxy_answers_is_told_from_what_the_server_does(status: int, kind: type[Exception]) -> None:
+    error = from_status(status, b"<html>not from Triton</html>")
+    assert type(error) is kind
+    assert str(status) in str(error)
+    assert isinstance(from_status(503, b'{"error": "REJECTED_SATURATED: full; retry after 2.0 s"}'), Saturated)
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    given = [InvalidRequest("top_p", 7.0, "a number in (0, 1]"), Saturated("full", 2.5), DeadlineExpired("late")]
+    for error in given:
+        error.request_id, error.partial_text = "r1", "half"
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
 def test_a_wait_that_would_outlast_the_timeout_is_not_begun(way: Any) -> None:

@@ -28,6 +28,7 @@ class AsyncHttpCall:
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._response: httpx.Response | None = None
         self._outputs = self._receive()
+        self._reading: asyncio.Future[Outputs] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncHttpCall:
@@ -36,7 +37,8 @@ class AsyncHttpCall:
     async def __anext__(self) -> Outputs:
         left_s = None if self._end_s is None else self._end_s - time.monotonic()
         try:
-            return await asyncio.wait_for(anext(self._outputs), left_s)
+            self._reading = asyncio.ensure_future(anext(self._outputs))
+            return await asyncio.wait_for(self._reading, left_s)
         except httpx.HTTPError as error:
             raise wire.from_http_error(error) from None
         except asyncio.TimeoutError:
@@ -44,8 +46,11 @@ class AsyncHttpCall:
 
     def cancel(self) -> None:
         if self._response is not None:
-            wire.shut_down(self._response)  # wakes a task that waits for data
-        self._closing = asyncio.get_running_loop().create_task(self._close())
+            wire.shut_down(self._response.extensions.get("network_stream"))  # now, however soon the loop ends
+        if self._reading is not None and not self._reading.done():
+            self._reading.cancel()  # it closes on its way out, and whoever waits for it is woken
+        else:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
 
     async def _close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a task is reading: it closes on its way out

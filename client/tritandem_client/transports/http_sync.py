@@ -1,14 +1,16 @@
-"""HTTP for threads: one POST to a generate endpoint per request, connections pooled.
+"""HTTP for threads: one POST to a generate endpoint per request.
 
-Owns the pool. Knows nothing about tensors or answers. Thread-safe: a call belongs to the thread that
-reads it, and `cancel` may come from any other.
+Owns the pool. A stream has a connection of its own: httpx tells which one a request travels on when it is new, and
+without it nobody could end a stream while its thread waits for the first token. Knows nothing about tensors or
+answers. Thread-safe: a call belongs to the thread that reads it, and `cancel` may come from any other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
 
 import httpx
 
@@ -30,7 +32,9 @@ class HttpCall:
     def __init__(self, client: httpx.Client, message: httpx.Request, timeout_s: float | None) -> None:
         self._client, self._message = client, message
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._response: httpx.Response | None = None
+        self._connection: Any = None  # httpcore's, once it is made
+        self._cancelled = False
+        message.extensions["trace"] = self._note_connection
         self._outputs = self._receive()
 
     def __iter__(self) -> Iterator[Outputs]:
@@ -43,13 +47,20 @@ class HttpCall:
             raise wire.from_http_error(error) from None
 
     def cancel(self) -> None:
-        if self._response is not None:
-            wire.shut_down(self._response)  # wakes a thread that waits for data
+        self._cancelled = True
+        wire.shut_down(self._connection)  # wakes a thread that waits for data
         with contextlib.suppress(ValueError):  # that thread closes it
             self._outputs.close()
 
+    def _note_connection(self, event: str, info: Mapping[str, Any]) -> None:
+        """httpx tells every step of a request, among them the new connection: plain, then perhaps inside TLS."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._connection = info["return_value"]
+            if self._cancelled:  # while it was being made
+                wire.shut_down(self._connection)
+
     def _receive(self) -> Generator[Outputs, None, None]:
-        self._response = response = self._client.send(self._message, stream=True)
+        response = self._client.send(self._message, stream=True)
         with contextlib.closing(response):
             if response.status_code != 200:
                 raise wire.from_status(response.status_code, response.read())
@@ -67,12 +78,15 @@ class HttpCall:
 class HttpTransport:
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._client = httpx.Client(**wire.client_arguments(address))
+        arguments = wire.client_arguments(address)
+        self._client = httpx.Client(**arguments)
+        self._streams = httpx.Client(**{**arguments, "limits": httpx.Limits(max_keepalive_connections=0)})
 
     def open(self, request: WireRequest, timeout_s: float | None) -> HttpCall:
+        client = self._streams if request.stream else self._client
         timeout = wire.timeouts(self._address, timeout_s)
-        message = self._client.build_request("POST", wire.path(request), json=wire.to_body(request), timeout=timeout)
-        return HttpCall(self._client, message, timeout_s)
+        message = client.build_request("POST", wire.path(request), json=wire.to_body(request), timeout=timeout)
+        return HttpCall(client, message, timeout_s)
 
     def health(self, model: str, timeout_s: float) -> Health:
         timeout = wire.timeouts(self._address, timeout_s)
@@ -86,3 +100,4 @@ class HttpTransport:
 
     def close(self) -> None:
         self._client.close()
+        self._streams.close()

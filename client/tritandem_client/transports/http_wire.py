@@ -16,7 +16,14 @@ from typing import Any
 import httpx
 
 from tritandem_client.answer import Outputs
-from tritandem_client.errors import ConnectionFailed, Failed, Timeout, TritandemClientError, error_from_server
+from tritandem_client.errors import (
+    ConnectionFailed,
+    Failed,
+    Saturated,
+    Timeout,
+    TritandemClientError,
+    error_from_server,
+)
 from tritandem_client.request import WireRequest
 from tritandem_client.results import Health, health_of
 from tritandem_client.transports import Address
@@ -83,11 +90,14 @@ def from_plain(body: bytes) -> dict[str, Any]:
 
 
 def from_status(status: int, body: bytes) -> TritandemClientError:
-    """What a refused request means."""
+    """What a refused request means. Bodies that are not Triton's are those of a proxy in front of it."""
     try:
         return error_from_server(str(from_plain(body)["error"]))
     except (Failed, KeyError):
-        return Failed(f"HTTP status {status}: {body[:200].decode(errors='replace')}")
+        said = f"HTTP status {status}: {body[:200].decode(errors='replace')}"
+    if status == 429:
+        return Saturated(said)
+    return ConnectionFailed(said) if status in (502, 503, 504) else Failed(said)
 
 
 def from_http_error(error: httpx.HTTPError) -> TritandemClientError:
@@ -96,13 +106,12 @@ def from_http_error(error: httpx.HTTPError) -> TritandemClientError:
     return ConnectionFailed(f"{type(error).__name__}: {error}")
 
 
-def shut_down(response: httpx.Response) -> None:
-    """End the connection under a response, whoever reads it now."""
-    stream = response.extensions.get("network_stream")
-    connection = stream.get_extra_info("socket") if stream is not None else None
-    if connection is not None:
+def shut_down(connection: Any) -> None:
+    """End a connection of httpcore's, whoever reads it now; None: there is none yet."""
+    end = None if connection is None else connection.get_extra_info("socket")
+    if end is not None:
         with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def to_health(ready: httpx.Response, model_ready: httpx.Response, index: httpx.Response, model: str) -> Health:
