@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from tritandem.engine.attention.interface import AttentionBatch
+from tritandem.engine.slots import SlotState
 
 
 def gathered_context(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
@@ -60,3 +63,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """‖got - want‖ / ‖want‖; NaN stays NaN and so fails every comparison."""
     return float((got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30))
+
+
+def slot_fields(state: SlotState) -> dict[str, torch.Tensor]:
+    return {f.name: v for f in dataclasses.fields(state) if isinstance(v := getattr(state, f.name), torch.Tensor)}
+
+
+def assert_same_rows(got: SlotState, want: SlotState) -> None:
+    for name, value in slot_fields(want).items():
+        assert torch.equal(slot_fields(got)[name].cpu(), value.cpu()), name

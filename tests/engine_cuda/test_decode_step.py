@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from cuda_reference import relative_error
+from cuda_reference import assert_same_rows, relative_error
 from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
@@ -41,38 +41,6 @@ def inits() -> list[SlotInit]:
     ]
 
 
-def fields(state: SlotState) -> dict[str, torch.Tensor]:
-    return {f.name: v for f in dataclasses.fields(state) if isinstance(v := getattr(state, f.name), torch.Tensor)}
-
-
-def assert_same_rows(got: SlotState, want: SlotState, device: torch.device) -> None:
-    for name, value in fields(want).items():
-        assert torch.equal(fields(got)[name].cpu(), value.cpu()), name
-
-
-def test_packed_row_updates_equal_field_by_field_inits() -> None:
-    from tritandem.engine.row_updates_cuda import (
-        pack_block_updates,
-        pack_inits,
-        scatter_block_updates,
-        scatter_inits,
-        scatter_releases,
-    )
-
-    packed, plain = (SlotState.empty(SLOTS, 8, VOCAB, "cpu") for _ in range(2))
-    updates = np.array([[0, 0, 4], [2, 5, 9], [2, 6, 1]], np.int32)
-    for state in (packed, plain):
-        state.bad_words[3] = 7  # left by an earlier owner of the row
-    scatter_inits(packed, [torch.from_numpy(a) for a in pack_inits(inits(), VOCAB, 128)])
-    scatter_block_updates(packed, [torch.from_numpy(a) for a in pack_block_updates(updates, 8)])
-    scatter_releases(packed, torch.tensor([0]))
-    for init in inits():
-        plain.init_row(dataclasses.replace(init, sampling=dataclasses.replace(init.sampling)), 128)
-    plain.block_table[[0, 2, 2], [0, 5, 6]] = torch.tensor([4, 9, 1], dtype=torch.int32)
-    plain.release_rows([0])
-    assert_same_rows(packed, plain, torch.device("cpu"))
-
-
 @pytest.mark.gpu
 def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -> None:
     from tritandem.engine.decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
@@ -100,7 +68,7 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
         return latest[-1]
 
     step = DecodeStep(states[0], forward, report, SLOTS + 1)
-    step.set_rows(rows)
+    step.rows[: len(rows)] = rows
     for number in range(1, 5):
         step.enqueue(5, SamplingFeatures())
         plain = states[1]
@@ -115,7 +83,7 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
         for state in states:
             state.last_token[rows[~kept]] = 0
             state.recent[rows[~kept]] = 0
-        assert_same_rows(states[0], plain, kernel_device)
+        assert_same_rows(states[0], plain)
 
 
 @pytest.mark.gpu

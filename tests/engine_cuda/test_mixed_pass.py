@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from tritandem.config import EngineConfig
 from tritandem.engine.model_loader import LoadedModel
 from tritandem.engine.slots import SlotState
 from tritandem.engine.staging import StagingPool
-from tritandem.engine.step import PrefillChunk
+from tritandem.engine.step import PrefillChunk, StepPlan
 from tritandem.engine.support import inspect_model
 
 SLOTS, BLOCK, BLOCKS_EACH = 6, 4, 8
@@ -40,7 +39,7 @@ class Bench:
         from tritandem.engine.device_forward_cuda import DeviceForward
         from tritandem.engine.forward import KvCache
         from tritandem.engine.graphs import GraphCache
-        from tritandem.engine.mixed_pass_cuda import MixedPasses
+        from tritandem.engine.mixed_pass_cuda import MAX_CHUNKS, MixedPasses
 
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
@@ -52,27 +51,34 @@ class Bench:
         self.state = state = SlotState.empty(SLOTS, BLOCKS_EACH, VOCAB, device)
         state.block_table[:SLOTS] = 1 + torch.arange(SLOTS * BLOCKS_EACH, dtype=torch.int32).view(SLOTS, BLOCKS_EACH)
         state.finished[:SLOTS] = False
-        ring = torch.zeros((4, SLOTS * WORDS_PER_ROW), dtype=torch.int32, device=device)
+        ring = torch.zeros((4, (SLOTS + MAX_CHUNKS) * WORDS_PER_ROW), dtype=torch.int32, device=device)
         self.report = Report(ring, torch.zeros(1, dtype=torch.int64, device=device))
-        self.step = DecodeStep(state, self._decode, self.report, SLOTS)
-        self.step.set_rows(torch.full((SLOTS,), state.pad_slot, dtype=torch.int64, device=device))
+        self.step = DecodeStep(state, self._decode, self.report, SLOTS, MAX_CHUNKS)
         no_graphs = GraphCache(SimpleNamespace(device=device), enabled=False)  # type: ignore[arg-type]
         self.passes = MixedPasses(state, BLOCK, self.forward, self.step, no_graphs, SLOTS, 32, torch.float32)
         self.staging = StagingPool(device, Passed, pin=device.type == "cuda")
-        self.streams: Any = SimpleNamespace(copied_before_compute=contextlib.nullcontext)
 
     def _decode(self, ids: Any, positions: Any, rows: Any, lens: Any) -> torch.Tensor:
         return self.forward.decode(self.state, BLOCK, ids, positions, rows, lens)
 
-    def mixed(self, decode_slots: list[int], chunks: list[PrefillChunk], rows: int, tokens: int) -> torch.Tensor:
+    def mixed(
+        self, decode_slots: list[int], chunks: list[PrefillChunk], rows: int, tokens: int, pick: bool = False
+    ) -> torch.Tensor:
         """Logits: a row each decode slot, then a row each chunk that is its prompt's last."""
         from tritandem.engine.mixed_pass_cuda import PassSize
+        from tritandem.engine.step_inputs_cuda import pack_step, spread
 
-        self.step.set_rows(torch.tensor([*decode_slots, *[self.state.pad_slot] * (SLOTS - len(decode_slots))]))
         size = PassSize(rows, tokens)
-        logits, slots = self.passes.run(size, chunks, self.staging, self.streams)
+        words = pack_step(StepPlan(0, prefill=chunks, decode_slots=decode_slots), True, VOCAB, 128)
+        assert words is not None
+        packed = self.staging.pack(words.arrays)
+        self.staging.copy(packed)
+        inputs = self.passes.inputs(size)
+        spread(packed.words, words, self.state, self.step.rows, inputs, pick)
+        self.staging.release(packed)
+        logits = self.passes.run(size)
         last = [chunk.slot for chunk in chunks if chunk.last]
-        assert slots[: len(last)].tolist() == last
+        assert inputs.last_slots[: len(last)].tolist() == last
         return torch.cat((logits[: len(decode_slots)], logits[rows : rows + len(last)])).clone()
 
 
@@ -130,22 +136,6 @@ def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
     assert token_buckets(48) == [32, 48]
     assert PassSize(8, 32).chunks == 4
     assert PassSize(8, 2048).chunks == 64
-
-
-def test_padding_belongs_to_the_pad_slot_and_keeps_the_order() -> None:
-    pytest.importorskip("triton")
-    from tritandem.engine.mixed_pass_cuda import PassSize, prefill_arrays
-
-    chunks = [chunk(3, 4, 2, last=False), chunk(1, 0, 3)]
-    exact = prefill_arrays(chunks, None, pad_slot=9)
-    padded = prefill_arrays(chunks, PassSize(0, 8), pad_slot=9)
-    assert [a.tolist() for a in exact[:4]] == [[3, 3, 1, 1, 1], [3, 1], [4], [1]]
-    assert [a.tolist() for a in padded[:4]] == [[3, 3, 1, 1, 1, 9, 9, 9], [3, 1, 9, 9], [4, 0, 0, 0], [1, 9, 9, 9]]
-    assert exact[5].tolist() == [4, 5, 0, 1, 2]
-    assert exact[6].tolist() == [0, 2, 5]
-    assert padded[6].tolist() == [0, 2, 5, 5, 5]
-    assert exact[7].tolist() == [6, 3]
-    assert padded[7].tolist() == [6, 3, 0, 0]
 
 
 def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:

@@ -6,37 +6,28 @@ forward pass and sampling are in files of their own. Used by the core's thread o
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..config import EngineConfig
 from ..contracts import ConfigError, Int32Array
 from ..telemetry.step_meter import StepMeter
 from .cuda_memory import cuda_spec, measure_and_allocate
-from .decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
+from .decode_step_cuda import GREEDY, WORDS_PER_ROW, DecodeStep, Report
 from .device_forward_cuda import DeviceForward
 from .graphs import DecodeGraphs, GraphCache
-from .mixed_pass_cuda import MixedPasses, Packing, PassSize, prefill_arrays
+from .mixed_pass_cuda import MAX_CHUNKS, MixedPasses, PassSize
 from .model_loader import LoadedModel
-from .row_updates_cuda import (
-    pack_block_updates,
-    pack_inits,
-    scatter_block_updates,
-    scatter_inits,
-    scatter_releases,
-)
 from .slots import SlotState
 from .staging import StagingPool, choose_route
 from .step import PrefillChunk, SamplingFeatures, StepFailed, StepPlan, StepResult
+from .step_inputs_cuda import PassInputs, pack_step, spread, write_rare
 from .streams import Streams, cuda_event
 
 log = logging.getLogger(__name__)
@@ -50,11 +41,12 @@ _NOTHING = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One record of a step: its number and its rows in order, without padding; the ring holds `stride` rows."""
+    """Rows of a record in order, without padding, from row `first` on; the record holds `stride` rows."""
 
     record: int
     slots: Sequence[int]
     stride: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +92,11 @@ class CudaRunner:
                 max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
                 self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self._device)
                 record = torch.zeros(1, dtype=torch.int64, device=self._device)
-                self._ring = self.staging.ring((RING_DEPTH, max_rows * WORDS_PER_ROW))
+                record_words = max(max_rows * WORDS_PER_ROW, 2 * (max_rows + MAX_CHUNKS))
+                self._ring = self.staging.ring((RING_DEPTH, record_words))
                 self._ring_host = self._ring.numpy()
                 self._report = Report(self._ring, record)
-                self._step = step = DecodeStep(self.state, self._decode_forward, self._report, max_rows)
+                self._step = step = DecodeStep(self.state, self._decode_forward, self._report, max_rows, MAX_CHUNKS)
                 self.captures = graph_cache = GraphCache(
                     self.streams.compute, config.cuda_graphs and self.forward.paged
                 )
@@ -199,108 +192,101 @@ class CudaRunner:
         return _Gap(self._newest_done, resumed)
 
     def _enqueue(self, plan: StepPlan, parts: list[_Part]) -> None:
-        self._apply_changes(plan)
         size = self.mixed.size(len(plan.decode_slots), plan.prefill) if plan.prefill else None
-        if size is not None:
-            self._mixed(plan, size, parts)
-        elif plan.prefill:
-            self._prefill(plan.prefill, plan.features, parts)
+        inputs = self._tell(plan, size)
+        if inputs is not None:
+            if size is not None:
+                self._mixed(plan, size, inputs, parts)
+            else:
+                self._prefill(plan.prefill, plan.features, inputs, parts)
         if plan.decode_slots and not (size is not None and size.rows):
             bucket = self.graphs.bucket(len(plan.decode_slots))
             self.graphs.run(bucket, plan.features)
-            parts.append(self._reported(plan.decode_slots, bucket))
+            parts.append(_Part(self._reported(bucket), plan.decode_slots, bucket))
 
-    def _reported(self, slots: Sequence[int], stride: int) -> _Part:
-        """The record that the launches before have counted up and filled."""
+    def _reported(self, rows: int) -> int:
+        """The number of the record of `rows` rows that the launches before have counted up."""
         self._record += 1
-        num_bytes = stride * 8
+        num_bytes = rows * 8
         self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
-        return _Part(self._record, slots, stride)
+        return self._record
 
-    def _mixed(self, plan: StepPlan, size: PassSize, parts: list[_Part]) -> None:
-        """Chunks and, where `size` has rows, decode rows in one replay; picking tokens is launched behind it."""
-        logits, last_slots = self.mixed.run(size, plan.prefill, self.staging, self.streams)
-        rows = len(plan.decode_slots) if size.rows else 0
-        decoded = []
+    def _next_record(self, rows: int) -> int:
+        self._report.record.add_(1)
+        return self._reported(rows)
+
+    def _tell(self, plan: StepPlan, size: PassSize | None) -> PassInputs | None:
+        """What changed since the last step and what is to be prefilled, in one copy and one launch; nothing at all in
+        a steady step. Returns where the chunks lie on the device."""
+        rows = tuple(plan.decode_slots)
+        new_rows = bool(rows) and rows != self._rows
+        words = pack_step(plan, new_rows, self.spec.vocab_size, self.spec.max_context_tokens)
+        if words is None:
+            return None
+        inputs = None
+        if size is not None:
+            inputs = self.mixed.inputs(size)
+        elif plan.prefill:
+            inputs = PassInputs.empty(words.tokens, words.chunks, self._device)
+        packed = self.staging.pack(words.arrays)
+        with self.streams.copied_before_compute():
+            self.staging.copy(packed)
+        try:
+            spread(packed.words, words, self.state, self._step.rows, inputs, plan.features == GREEDY)
+        finally:  # a step that fails must not cost a slot as well
+            self.staging.release(packed)
+        if new_rows:
+            self._rows = rows
+        write_rare(self.state, plan.inits)
+        return inputs
+
+    def _mixed(self, plan: StepPlan, size: PassSize, inputs: PassInputs, parts: list[_Part]) -> None:
+        """Chunks and, where `size` has rows, decode rows in one replay. Where all is greedy it picks the tokens too,
+        into one record; else that is launched behind it."""
+        logits = self.mixed.run(size)
+        stride = size.rows + size.chunks
+        record = first_record = self._reported(stride)
+        rows = plan.decode_slots if size.rows else ()
+        firsts = [chunk.slot for chunk in plan.prefill if chunk.last]
+        if plan.features == GREEDY:
+            parts += [_Part(record, firsts, stride, size.rows), _Part(record, rows, stride)]
+            return
         if rows:
-            self._step.choose(logits[:rows], self._step.rows[:rows], plan.features, self._report, decode=True)
-            decoded.append(self._reported(plan.decode_slots, rows))
-        self._choose_first(logits[size.rows :], last_slots, plan.prefill, plan.features, parts)
-        parts += decoded
+            count = len(rows)
+            self._step.choose(logits[:count], self._step.rows[:count], plan.features, self._report, decode=True)
+            first_record = self._next_record(len(firsts)) if firsts else record
+        self._choose_first(logits[size.rows :], inputs, firsts, plan.features, first_record, parts)
+        if rows:
+            parts.append(_Part(record, rows, len(rows)))
 
     def _choose_first(
         self,
         logits: torch.Tensor,
-        slots: torch.Tensor,
-        chunks: Sequence[PrefillChunk],
+        inputs: PassInputs,
+        firsts: Sequence[int],
         features: SamplingFeatures,
+        record: int,
         parts: list[_Part],
     ) -> None:
-        """The first token of every sequence whose last chunk was in this step: rows of `logits` in their order."""
-        last = [chunk.slot for chunk in chunks if chunk.last]
-        if last:
-            self._report.record.add_(1)
-            count = len(last)
-            self._step.choose(logits[:count], slots[:count], features, self._report, decode=False)
-            parts.append(self._reported(last, count))
+        """The first token of each of `firsts`, whose last chunk was in this step: rows of `logits` in their order."""
+        count = len(firsts)
+        if count:
+            self._step.choose(logits[:count], inputs.last_slots[:count], features, self._report, decode=False)
+            parts.append(_Part(record, firsts, count))
 
-    def _apply_changes(self, plan: StepPlan) -> None:
-        """Everything that changed since the last step, in one copy; nothing at all in a steady step."""
-        state, groups = self.state, list[list[NDArray[Any]]]()
-        actions: list[Callable[[Sequence[torch.Tensor]], None]] = []
-        if plan.releases:
-            groups.append([np.array(plan.releases, np.int64)])
-            actions.append(lambda arrays: scatter_releases(state, arrays[0]))
-        if plan.inits:
-            groups.append(pack_inits(plan.inits, self.spec.vocab_size, self.spec.max_context_tokens))
-            actions.append(lambda arrays: scatter_inits(state, arrays))
-        if plan.block_updates is not None and len(plan.block_updates):
-            groups.append(pack_block_updates(plan.block_updates, state.block_table.shape[1]))
-            actions.append(lambda arrays: scatter_block_updates(state, arrays))
-        rows = tuple(plan.decode_slots)
-        if rows and rows != self._rows:
-            padding = [state.pad_slot] * (self._step.rows.shape[0] - len(rows))  # graphs read up to their own size
-            groups.append([np.array([*rows, *padding], np.int64)])
-            actions.append(lambda arrays: self._step.set_rows(arrays[0]))
-            self._rows = ()
-        if groups:
-            self._with_staged(groups, actions)
-            self._rows = rows or self._rows
-        for init in plan.inits:
-            if init.sampling.penalised:
-                tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
-                state.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))
-
-    def _with_staged(
-        self,
-        groups: Sequence[Sequence[NDArray[Any]]],
-        actions: Sequence[Callable[[Sequence[torch.Tensor]], None]],
+    def _prefill(
+        self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, inputs: PassInputs, parts: list[_Part]
     ) -> None:
-        """Copy all arrays at once, hand each group of device views to its action."""
-        packed = self.staging.pack(list(itertools.chain.from_iterable(groups)))
-        with self.streams.copied_before_compute():
-            self.staging.copy(packed)
-        try:
-            arrays = iter(packed.device_arrays())
-            for group, action in zip(groups, actions, strict=True):
-                action([next(arrays) for _ in group])
-        finally:  # a step that fails for want of memory must not cost a slot as well
-            self.staging.release(packed)
-
-    def _prefill(self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]) -> None:
         """Chunks alone, launch by launch: more than a graph holds, or a model that is not fused."""
-        arrays = prefill_arrays(chunks, None, self.state.pad_slot)
-        self._with_staged([arrays], [lambda staged: self._run_prefill(Packing(*staged), chunks, features, parts)])
-
-    def _run_prefill(
-        self, packing: Packing, chunks: Sequence[PrefillChunk], features: SamplingFeatures, parts: list[_Part]
-    ) -> None:
         longest = max(len(chunk.ids) for chunk in chunks)
         reach = max(chunk.start + len(chunk.ids) for chunk in chunks)
-        batch = packing.batch(self.state, self.spec.block_tokens, longest, reach)
-        logits = self.forward.prefill(packing.ids.long(), packing.positions.long(), packing.last_rows, batch)
-        self.state.length.index_copy_(0, packing.slots, packing.context_lens)
-        self._choose_first(logits, packing.last_slots.clone(), chunks, features, parts)
+        firsts = [chunk.slot for chunk in chunks if chunk.last]
+        batch = inputs.batch(self.state, self.spec.block_tokens, longest, reach)
+        last_rows = inputs.last_rows[: len(firsts)]
+        logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), last_rows, batch)
+        self.state.length.index_copy_(0, inputs.slots, inputs.context_lens)
+        if firsts:
+            self._choose_first(logits, inputs, firsts, features, self._next_record(len(firsts)), parts)
 
     def _decode_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
@@ -347,7 +333,7 @@ class CudaRunner:
 
         def column(offset: int, width: int) -> Int32Array:
             words: Int32Array = record[offset * stride : (offset + width) * stride]
-            return words.reshape(stride, width)[:count].copy()
+            return words.reshape(stride, width)[part.first : part.first + count].copy()
 
         return (
             column(0, 1)[:, 0],

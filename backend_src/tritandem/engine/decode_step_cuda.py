@@ -18,6 +18,7 @@ from .slot_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, re
 from .slots import RECENT_TOKENS, SlotState
 from .step import SamplingFeatures
 
+GREEDY = SamplingFeatures()
 _ARGMAX_PARTS = 32
 WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
 
@@ -41,18 +42,18 @@ class Report:
 class DecodeStep:
     """The step for up to `max_rows` rows; the slots that decode stand in `rows` (padding: the pad slot)."""
 
-    def __init__(self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int) -> None:
+    def __init__(
+        self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int, max_firsts: int = 0
+    ) -> None:
+        """`max_firsts`: rows beside `max_rows` that `pick` may be given."""
         device = state.last_token.device
         self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
         self._pad_rows = self.rows.clone()
         self._state, self._forward, self._report = state, forward, report
         self._rehearsal = Report(torch.zeros_like(report.ring[:1], device=device), torch.zeros_like(report.record))
-        self._best = torch.empty((max_rows, _ARGMAX_PARTS), dtype=torch.float32, device=device)
-        self._best_ids = torch.empty((max_rows, _ARGMAX_PARTS), dtype=torch.int32, device=device)
-
-    def set_rows(self, slots: torch.Tensor) -> None:
-        """The slots (int64, padded to a bucket) that decode from the next step on."""
-        self.rows[: slots.shape[0]].copy_(slots)
+        self._always = torch.ones(1, dtype=torch.int32, device=device)
+        self._best = torch.empty((max_rows + max_firsts, _ARGMAX_PARTS), dtype=torch.float32, device=device)
+        self._best_ids = torch.empty_like(self._best, dtype=torch.int32)
 
     def enqueue(self, bucket: int, features: SamplingFeatures, rehearsal: bool = False) -> None:
         """Launch one step over the first `bucket` rows. A rehearsal compiles the kernels and leaves no trace."""
@@ -89,8 +90,9 @@ class DecodeStep:
 
         `decode`: the rows have stored one more token, so their length goes up too.
         """
-        if features == SamplingFeatures():
-            self._choose_greedy(logits, rows, report, decode)
+        if features == GREEDY:
+            none = rows[:0]
+            self._pick(logits, *((rows, none) if decode else (none, rows)), report, self._always, begins=False)
             return
         state, count = self._state, rows.shape[0]
         sampled = sample(logits.float(), rows, state, features)
@@ -116,32 +118,60 @@ class DecodeStep:
             num_warps=1,
         )
 
-    def _choose_greedy(self, logits: torch.Tensor, rows: torch.Tensor, report: Report, decode: bool) -> None:
-        state, count, vocab_size = self._state, rows.shape[0], logits.shape[1]
-        block = min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS)))
+    def pick(
+        self, logits: torch.Tensor, rows: torch.Tensor, firsts: torch.Tensor, active: torch.Tensor, rehearsal: bool
+    ) -> None:
+        """Greedily the next tokens of `rows`, for which `begin` was called, and the first ones of `firsts`, slots
+        int64, from logits [R, V] in that order: one record of R rows. `active` int32 [1]: 0 changes no slot.
+
+        Without `rows` the record is counted up here.
+        """
+        report = self._rehearsal if rehearsal else self._report
+        self._pick(logits, rows, firsts, report, active, begins=rows.shape[0] == 0)
+
+    def _pick(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        firsts: torch.Tensor,
+        report: Report,
+        active: torch.Tensor,
+        begins: bool,
+    ) -> None:
+        state, (count, vocab_size), split = self._state, logits.shape, rows.shape[0]
+        finished = state.finished.view(torch.uint8)
         argmax_kernel[(count, _ARGMAX_PARTS)](
             logits,
             rows,
+            firsts,
+            split,
+            active,
             state.produced,
+            finished,
             state.min_tokens,
             state.stop_ids,
             self._best,
             self._best_ids,
+            report.record,
             vocab_size,
             STOPS=MAX_STOP_TOKEN_IDS,
             PARTS=_ARGMAX_PARTS,
-            BLOCK_V=block,
+            BLOCK_V=min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS))),
+            BEGINS=begins,
             num_warps=4,
         )
         greedy_advance_kernel[(count,)](
             self._best,
             self._best_ids,
             rows,
+            firsts,
+            split,
+            active,
             state.last_token,
             state.length,
             state.remaining,
             state.produced,
-            state.finished.view(torch.uint8),
+            finished,
             state.stop_ids,
             state.recent,
             report.record,
@@ -153,7 +183,6 @@ class DecodeStep:
             STOPS=MAX_STOP_TOKEN_IDS,
             RECENT=RECENT_TOKENS,
             RECENT_PAD=next_power_of_two(RECENT_TOKENS),
-            DECODE=decode,
             STOP_CODE=int(FinishCode.STOP),
             LENGTH_CODE=int(FinishCode.LENGTH),
             ERROR_CODE=int(FinishCode.ERROR),

@@ -2,7 +2,7 @@
 
 A step that carries both would otherwise read the weights twice, and a short prefill would cost the host
 hundreds of launches: of a small model the device is done long before the last of them. Owns the sizes that are
-captured, the fixed input buffer that graphs read and the logits that they write. Mixing prefill with decode
+captured, the fixed input buffers that graphs read and the logits that they write. Mixing prefill with decode
 follows Sarathi-Serve (Agrawal et al. 2024). Core thread, current stream.
 """
 
@@ -12,20 +12,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .attention.interface import AttentionBatch
 from .decode_step_cuda import DecodeStep
 from .device_forward_cuda import DeviceForward
 from .graphs import DecodeGraphs, GraphCache
 from .slots import SlotState
-from .staging import StagingPool, layout, views
 from .step import PrefillChunk
-from .streams import Streams
+from .step_inputs_cuda import PassInputs, StepWords, spread
 
 MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
 MANY_ROWS = 64  # what `efficient_tokens` is measured beside
@@ -60,37 +55,6 @@ def token_buckets(max_tokens: int) -> list[int]:
     return [size for size in sizes if size < max_tokens] + [max_tokens]
 
 
-def prefill_arrays(chunks: Sequence[PrefillChunk], size: PassSize | None, pad_slot: int) -> list[NDArray[Any]]:
-    """What the device must know of the chunks, padded to `size`, or as they are.
-
-    int64: slot of each token, slots, packed index and slot of each chunk that is its prompt's last; int32: ids,
-    positions, query starts, context lengths. Padding belongs to the pad slot, whose blocks are the null block.
-    """
-    lens = np.array([len(chunk.ids) for chunk in chunks], np.int64)
-    slots = np.array([chunk.slot for chunk in chunks], np.int64)
-    last = np.array([chunk.last for chunk in chunks], np.bool_)
-    ends = np.cumsum(lens)
-    tokens, count = (size.tokens, size.chunks) if size else (int(lens.sum()), len(chunks))
-    starts = np.full(count + 1, lens.sum(), np.int32)
-    starts[0], starts[1 : len(chunks) + 1] = 0, ends
-    last_count = count if size else int(last.sum())
-    none = np.zeros(0, np.int32)
-    return [
-        _padded(np.repeat(slots, lens), tokens, pad_slot),
-        _padded(slots, count, pad_slot),
-        _padded(ends[last] - 1, last_count, 0),
-        _padded(slots[last], last_count, pad_slot),
-        _padded(np.concatenate([none, *(np.asarray(c.ids, np.int32) for c in chunks)]), tokens, 0),
-        _padded(
-            np.concatenate([none, *(np.arange(c.start, c.start + len(c.ids), dtype=np.int32) for c in chunks)]),
-            tokens,
-            0,
-        ),
-        starts,
-        _padded(np.array([c.start + len(c.ids) for c in chunks], np.int32), count, 0),
-    ]
-
-
 def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> dict[PassSize, PassSize]:
     """For each size the one to run instead: more padding where a vendor's product of that height happens to be
     slow (448 rows of an 8B model took 17 ms on an H200 and 512 took 14), or no decode rows where a pass for each
@@ -121,33 +85,6 @@ def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int],
     return min(beside, key=lambda size: (costs[size] - decode_ms(size.rows)) / size.tokens).tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """The device's views of `prefill_arrays`."""
-
-    token_slots: torch.Tensor
-    slots: torch.Tensor
-    last_rows: torch.Tensor
-    last_slots: torch.Tensor
-    ids: torch.Tensor
-    positions: torch.Tensor
-    starts: torch.Tensor
-    context_lens: torch.Tensor
-
-    def batch(self, state: SlotState, block_tokens: int, max_query_tokens: int, max_context: int) -> AttentionBatch:
-        positions = self.positions.long()
-        blocks = state.block_table[self.token_slots, positions // block_tokens].long()
-        return AttentionBatch(
-            slot_mapping=blocks * block_tokens + positions % block_tokens,
-            block_tables=state.block_table[self.slots],
-            context_lens=self.context_lens,
-            query_starts=self.starts,
-            max_query_tokens=max_query_tokens,
-            max_context_tokens=max_context,
-            decode=False,
-        )
-
-
 class MixedPasses:
     """Passes of up to `max_tokens` prompt tokens beside up to `max_rows` decode rows of a fused model."""
 
@@ -166,11 +103,12 @@ class MixedPasses:
         self._step, self._cache = step, cache
         self._rows, self._tokens = row_buckets(max_rows), token_buckets(max_tokens)
         self._choices: dict[PassSize, PassSize] = {}  # the graph to take where this one is the smallest that fits
-        self._packings: dict[PassSize, Packing] = {}  # views of the input buffer
+        self._inputs: dict[PassSize, PassInputs] = {}  # views of the buffers
         self.efficient_tokens = 0  # chunk that costs least a token beside many rows; 0: not measured
         largest = PassSize(max_rows, max_tokens)
         device = state.last_token.device
-        self._inputs = torch.zeros(self._layout(largest)[1], dtype=torch.uint8, device=device)
+        self._buffers = PassInputs.empty(largest.tokens, largest.chunks, device)
+        self._nobody = torch.full((largest.chunks,), state.pad_slot, dtype=torch.int64, device=device)
         self._logits = torch.empty((max_rows + largest.chunks, state.vocab_size), dtype=dtype, device=device)
 
     def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
@@ -196,16 +134,15 @@ class MixedPasses:
     def warm_up(self, decode: DecodeGraphs, on_progress: Callable[[str], None]) -> None:
         """Capture every size, the largest first so that the others reuse its memory, and measure which are worth it.
 
-        Counts reports of `decode`'s steps up: their numbering starts after this.
+        Counts records up: their numbering starts after this.
         """
         if not (self._cache.enabled and self._forward.fused):
             return
         costs: dict[PassSize, float] = {}
         sizes = self._sizes()
         for done, size in enumerate(sizes, start=1):
-            nothing = prefill_arrays((), size, self._state.pad_slot)
-            for view, value in zip(views(self._inputs, layout(nothing)[0]), nothing, strict=True):
-                view.copy_(torch.from_numpy(value))
+            inputs = self.inputs(size)
+            spread(inputs.ints, StepWords([]), self._state, self._step.rows, inputs, pick=True)
             self._cache.capture(size, partial(self._enqueue, size))
             cost = self._cache.device_ms(size)
             if cost is not None:
@@ -215,55 +152,42 @@ class MixedPasses:
         self._choices = cheapest(costs, decode.idle_ms)
         self.efficient_tokens = efficient_tokens(costs, decode.idle_ms)
 
-    def run(
-        self, size: PassSize, chunks: Sequence[PrefillChunk], staging: StagingPool, streams: Streams
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Enqueue the pass over the step's decode rows and these chunks.
+    def inputs(self, size: PassSize) -> PassInputs:
+        """Where graphs of this size read the step's chunks."""
+        if size not in self._inputs:
+            self._inputs[size] = PassInputs.views(size.tokens, size.chunks, self._buffers.longs, self._buffers.ints)
+        return self._inputs[size]
 
-        Returns logits [size.rows + size.chunks, V], decode rows first, then one row for each chunk that is its
-        prompt's last; and the slots of those, int64 [size.chunks]. Both hold until the next pass.
+    def run(self, size: PassSize) -> torch.Tensor:
+        """Enqueue the pass over the step's decode rows and the chunks in `inputs(size)`; counts one record up.
+
+        Where `pick` is set there, tokens are picked greedily and reported: size.rows decode rows, then size.chunks
+        first tokens, of chunks that are their prompt's last. Else that is left to do, from the logits [R, V] of the
+        same rows, which hold until the next pass.
         """
-        packed = staging.pack(prefill_arrays(chunks, size, self._state.pad_slot))
-        with streams.copied_before_compute():
-            staging.copy(packed)
-        # Graphs read one fixed address; the staging slot is free again once its bytes are there.
-        self._inputs[: packed.num_bytes].copy_(packed.slot.mirror[: packed.num_bytes])
-        staging.release(packed)
         self._cache.run(size, partial(self._enqueue, size))
-        return self._logits[: size.rows + size.chunks], self._packing(size).last_slots
+        return self._logits[: size.rows + size.chunks]
 
     def _enqueue(self, size: PassSize, rehearsal: bool) -> None:
-        packing = self._packing(size)
-        batch = packing.batch(
+        inputs = self.inputs(size)
+        batch = inputs.batch(
             self._state, self._block_tokens, size.tokens, self._state.block_table.shape[1] * self._block_tokens
         )
-        ids, rows, context_lens = packing.ids.long(), packing.slots[:0], packing.context_lens[:0]
-        logit_rows = packing.last_rows + size.rows
+        ids, rows, context_lens = inputs.ids.long(), inputs.slots[:0], inputs.context_lens[:0]
+        logit_rows = inputs.last_rows + size.rows
         if size.rows:
             row_ids, _, context_lens, rows = self._step.begin(size.rows, rehearsal)
             ids = torch.cat((row_ids, ids))
             every = torch.arange(size.rows, dtype=torch.int64, device=ids.device)
             logit_rows = torch.cat((every, logit_rows))
         logits = self._forward.mixed(
-            self._state, self._block_tokens, ids, packing.positions.long(), logit_rows, batch, rows, context_lens
+            self._state, self._block_tokens, ids, inputs.positions.long(), logit_rows, batch, rows, context_lens
         )
         self._logits[: logits.shape[0]].copy_(logits)
-        self._state.length.index_copy_(0, packing.slots, packing.context_lens)
+        self._state.length.index_copy_(0, inputs.slots, inputs.context_lens)
+        firsts = self._nobody[: size.chunks] if rehearsal else inputs.last_slots
+        self._step.pick(logits, rows, firsts, inputs.pick, rehearsal)
 
     def _sizes(self) -> list[PassSize]:
         """The largest first."""
         return [PassSize(rows, tokens) for rows in reversed(self._rows) for tokens in reversed(self._tokens)]
-
-    def _layout(self, size: PassSize) -> Any:
-        return layout(prefill_arrays((), size, self._state.pad_slot))
-
-    def _packing(self, size: PassSize) -> Packing:
-        if size not in self._packings:
-            self._packings[size] = Packing(*views(self._inputs, self._layout(size)[0]))
-        return self._packings[size]
-
-
-def _padded(values: NDArray[Any], count: int, fill: int) -> NDArray[Any]:
-    out = np.full(count, fill, values.dtype)
-    out[: len(values)] = values
-    return out

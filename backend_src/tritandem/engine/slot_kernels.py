@@ -38,28 +38,43 @@ def begin_kernel(
 
 
 @triton.jit
+def _slot_of(row, rows, firsts, split):
+    return tl.load(rows + row, mask=row < split, other=0) + tl.load(firsts + row - split, mask=row >= split, other=0)
+
+
+@triton.jit(do_not_specialize=["split"])
 def argmax_kernel(
     logits,  # [R, V]
-    rows,
+    rows,  # int64: slots of the first `split` rows, which decode
+    firsts,  # int64: slots of the others, which get their first token
+    split,
+    active,  # int32 [1]: 0 makes every row idle
     produced,
+    finished,
     min_tokens,
     stop_ids,  # int64 [N + 1, STOPS]
     best,  # float32 [R, PARTS] out
     best_ids,  # int32 [R, PARTS] out
+    record,  # int64 [1]
     V,
     STOPS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    BEGINS: tl.constexpr,  # nothing before this launch has counted the record up
 ):
     """Largest logit of each part of the vocabulary; a NaN wins so that it is noticed. First id on ties."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    slot = tl.load(rows + row)
-    per_part = tl.cdiv(tl.cdiv(V, PARTS), BLOCK_V) * BLOCK_V
+    if BEGINS and row + part == 0:
+        tl.store(record, tl.load(record) + 1)
+    slot = _slot_of(row, rows, firsts, split)
     top = float("-inf")
     top_id = 0
+    idle = (tl.load(finished + slot) != 0) | (tl.load(active) == 0)
     early = tl.load(produced + slot) < tl.load(min_tokens + slot)
-    for start in range(part * per_part, tl.minimum((part + 1) * per_part, V), BLOCK_V):
+    per_part = tl.cdiv(tl.cdiv(V, PARTS), BLOCK_V) * BLOCK_V
+    end = tl.where(idle, 0, tl.minimum((part + 1) * per_part, V))
+    for start in range(part * per_part, end, BLOCK_V):
         ids = start + tl.arange(0, BLOCK_V)
         values = tl.load(logits + row.to(tl.int64) * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
         if early:
@@ -74,11 +89,14 @@ def argmax_kernel(
     tl.store(best_ids + row * PARTS + part, top_id)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split", "row_count"])
 def greedy_advance_kernel(
     best,
     best_ids,
-    rows,
+    rows,  # as in `argmax_kernel`
+    firsts,
+    split,
+    active,
     last_token,
     length,
     remaining,
@@ -95,19 +113,19 @@ def greedy_advance_kernel(
     STOPS: tl.constexpr,
     RECENT: tl.constexpr,
     RECENT_PAD: tl.constexpr,
-    DECODE: tl.constexpr,
     STOP_CODE: tl.constexpr,
     LENGTH_CODE: tl.constexpr,
     ERROR_CODE: tl.constexpr,
 ):
-    """Combine the parts into a token and do what `SlotState.advance` does; one program a row."""
+    """Combine the parts into a token and do what `SlotState.advance` does; one program a row. Rows that decode have
+    stored one more token, so their length goes up too."""
     row = tl.program_id(0)
-    slot = tl.load(rows + row)
+    slot = _slot_of(row, rows, firsts, split)
     parts = tl.arange(0, PARTS)
     values = tl.load(best + row * PARTS + parts)
     top, index = tl.max(values, axis=0, return_indices=True)
     token = tl.load(best_ids + row * PARTS + index).to(tl.int64)
-    idle = tl.load(finished + slot).to(tl.int1)
+    idle = (tl.load(finished + slot) != 0) | (tl.load(active) == 0)
     left = tl.load(remaining + slot) - 1
     stops = tl.load(stop_ids + slot * STOPS + tl.arange(0, STOPS))
     stopped = tl.max((stops == token).to(tl.int32), axis=0) > 0
@@ -126,8 +144,7 @@ def greedy_advance_kernel(
         tl.store(remaining + slot, left)
         tl.store(produced + slot, tl.load(produced + slot) + 1)
         tl.store(finished + slot, (finish != 0).to(finished.dtype.element_ty))
-        if DECODE:
-            tl.store(length + slot, tl.load(length + slot) + 1)
+        tl.store(length + slot, tl.load(length + slot) + (row < split).to(tl.int32))
     out = ring + (tl.load(record) % ring_depth) * record_words + row
     tl.store(out, tl.where(idle, -1, token).to(tl.int32))
     tl.store(out + row_count, finish)

@@ -8,7 +8,7 @@ device, never on the host):
     copy-in       .            | ===H2D===> copied                              |   only once `read` has passed
     compute       .                             -> waits, kernels read mirror, records `read`
 
-Several arrays travel as one copy, each 16-byte aligned inside the slot.
+Several arrays travel as one copy, one behind the other.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from ..contracts import Int32Array
 
 SIZE_CLASSES = (4 << 10, 32 << 10, 256 << 10, 2 << 20)  # bytes
 SLOT_ALIGNMENT = 256
-_ARRAY_ALIGNMENT = 16
 _LARGEST_ZERO_COPY = 8 << 10
 
 
@@ -65,11 +65,12 @@ class Event(Protocol):
 
 @dataclass(slots=True)
 class Slot:
-    """One pinned buffer and its device mirror, both uint8 and of the class's size."""
+    """One pinned buffer and its device mirror, both int32 and of the class's size."""
 
     host: torch.Tensor
     mirror: torch.Tensor
-    size_class: int
+    words: Int32Array  # the pinned buffer again
+    size_class: int  # bytes
     read: Event  # recorded after the last kernel that reads the mirror
     in_flight: bool = False
 
@@ -85,36 +86,17 @@ class Counters:
     grown: int = 0  # slots allocated beyond the first ones
 
 
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "uint8": torch.uint8}
-Ranges = tuple[tuple[int, int, np.dtype[Any], tuple[int, ...]], ...]  # first byte, end, type and shape of each array
-
-
-def layout(arrays: Sequence[NDArray[Any]]) -> tuple[Ranges, int]:
-    """Where arrays lie when packed one behind the other, and the bytes of all of them."""
-    ranges = []
-    offset = 0
-    for array in arrays:
-        ranges.append((offset, offset + array.nbytes, array.dtype, array.shape))
-        offset = _aligned(offset + array.nbytes, _ARRAY_ALIGNMENT)
-    return tuple(ranges), offset
-
-
-def views(buffer: torch.Tensor, ranges: Ranges) -> list[torch.Tensor]:
-    """The arrays inside a uint8 buffer that was packed by `layout`."""
-    return [buffer[begin:end].view(_TORCH_DTYPES[dtype.name]).view(shape) for begin, end, dtype, shape in ranges]
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Arrays inside a slot, before and after the copy: views of the mirror in the order they were given."""
+    """int32 words inside a slot."""
 
     slot: Slot
-    num_bytes: int
-    ranges: Ranges
+    num_words: int
 
-    def device_arrays(self) -> list[torch.Tensor]:
-        """Views of the device mirror; valid until `StagingPool.release`."""
-        return views(self.slot.mirror, self.ranges)
+    @property
+    def words(self) -> torch.Tensor:
+        """The device mirror, of at least `num_words`; valid from `StagingPool.copy` until `release`."""
+        return self.slot.mirror
 
 
 class StagingPool:
@@ -140,23 +122,22 @@ class StagingPool:
         """A zeroed int32 pinned tensor that kernels write directly; lives as long as its owner."""
         return torch.zeros(tuple(shape), dtype=torch.int32, pin_memory=self._pin)
 
-    def pack(self, arrays: Sequence[NDArray[Any]]) -> Packed:
-        """Write the arrays into one free slot, one behind the other; int32, int64, float32 or uint8.
+    def pack(self, arrays: Sequence[Int32Array]) -> Packed:
+        """Write flat arrays into one free slot, one behind the other without gaps.
 
         Raises ValueError when they do not fit the largest class.
         """
-        ranges, num_bytes = layout(arrays)
-        slot = self._take(num_bytes)
-        host = slot.host.numpy()
-        for (begin, end, _, _), array in zip(ranges, arrays, strict=True):
-            host[begin:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.counters.arrays += len(ranges)
-        return Packed(slot, num_bytes, ranges)
+        num_words = sum(len(array) for array in arrays)
+        slot = self._take(num_words * 4)
+        np.concatenate(arrays, out=slot.words[:num_words], casting="no")
+        self.counters.arrays += len(arrays)
+        return Packed(slot, num_words)
 
     def copy(self, packed: Packed) -> None:
         """Enqueue the copy to the mirror on the current stream."""
-        self.count(Route.PINNED, packed.num_bytes)
-        packed.slot.mirror[: packed.num_bytes].copy_(packed.slot.host[: packed.num_bytes], non_blocking=True)
+        count = packed.num_words
+        self.count(Route.PINNED, count * 4)
+        packed.slot.mirror[:count].copy_(packed.slot.host[:count], non_blocking=True)
 
     def release(self, packed: Packed) -> None:
         """The current stream has been given the last reader; the slot is free once that has run."""
@@ -191,11 +172,8 @@ class StagingPool:
         return oldest
 
     def _new_slot(self, size: int) -> Slot:
-        host = torch.empty(size + SLOT_ALIGNMENT, dtype=torch.uint8, pin_memory=self._pin)
-        begin = -host.data_ptr() % SLOT_ALIGNMENT
-        mirror = torch.empty(size, dtype=torch.uint8, device=self._device)
-        return Slot(host[begin : begin + size], mirror, size, self._make_event())
-
-
-def _aligned(value: int, alignment: int) -> int:
-    return (value + alignment - 1) // alignment * alignment
+        buffer = torch.empty(size + SLOT_ALIGNMENT, dtype=torch.uint8, pin_memory=self._pin)
+        begin = -buffer.data_ptr() % SLOT_ALIGNMENT
+        host = buffer[begin : begin + size].view(torch.int32)
+        mirror = torch.empty(size // 4, dtype=torch.int32, device=self._device)
+        return Slot(host, mirror, host.numpy(), size, self._make_event())

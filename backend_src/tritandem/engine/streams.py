@@ -4,7 +4,7 @@ Owns the streams. Timeline of a step that changes the batch, followed by two ste
 
     host      pack | launch 1 | launch 2 | launch 3 | read 1 (waits on event 1) | launch 4 | ...
     copy-in        [H2D rows]
-    compute             -> [apply rows][prefill][decode graph]e1[decode graph]e2[decode graph]e3
+    compute             -> [spread][graph of the step     ]e1[decode graph]e2[decode graph]e3
     bus (out)                                    tokens 1 ~~~>   tokens 2 ~~~>   tokens 3 ~~~>
 
 Tokens need no copy-out stream: the last kernel of a step writes them into pinned memory (`staging.ring`).
@@ -33,15 +33,15 @@ class Streams:
     def __init__(self, device: torch.device) -> None:
         self.compute = cuda_stream(device)
         self.copy_in = cuda_stream(device)
+        self._copied = cuda_event()  # a wait holds for the recording before it, whatever is recorded later
 
     @contextmanager
     def copied_before_compute(self) -> Iterator[None]:
         """Copies enqueued inside run on `copy_in`; what `compute` gets afterwards waits for them."""
         with torch.cuda.stream(self.copy_in):
             yield
-            copied = cuda_event()
-            copied.record()
-        self.compute.wait_event(copied)
+            self._copied.record()
+        self.compute.wait_event(self._copied)
 
     def close(self) -> None:
         """Wait for everything enqueued."""

@@ -1,0 +1,245 @@
+"""What a step must know, from one packed copy into the slot rows and the inputs of a pass: one launch.
+
+Owns the kernel only; `step_inputs_cuda.py` packs the words and launches it. The fast twin of
+`SlotState.release_rows` and `SlotState.init_row`. What differs from step to step is an argument that is not
+specialised, so that nothing compiles while streams run.
+"""
+
+# Constants of a kernel are written in capitals; `triton.jit` functions are not Python to a type checker.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_VARYING = ["inits", "releases", "updates", "decode_rows", "chunks", "lasts", "tokens", "T", "C", "pick"]
+
+# The kinds of program are functions of their own: branches of one function may not differ in a name's type.
+
+
+@triton.jit
+def _rewrite_blocks(updates, block_table, slot, begin, end, max_blocks, BLOCK: tl.constexpr):
+    """The row's blocks are the null block, except for its updates [begin, end)."""
+    lanes = tl.arange(0, BLOCK)
+    table = block_table + slot * max_blocks
+    for start in range(0, max_blocks, BLOCK):
+        tl.store(table + start + lanes, tl.zeros([BLOCK], tl.int32), mask=start + lanes < max_blocks)
+    tl.debug_barrier()  # an entry is cleared by one thread and written by another
+    for start in range(begin, end, BLOCK):
+        ok = start + lanes < end
+        update = updates + 3 * (start + lanes)
+        tl.store(table + tl.load(update + 1, mask=ok, other=0), tl.load(update + 2, mask=ok, other=0), mask=ok)
+
+
+@triton.jit
+def _float(word):
+    return tl.load(word).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_tail(
+    init,
+    slot,
+    seed,
+    stop_ids,
+    recent,
+    bad_words,
+    STOPS: tl.constexpr,
+    RECENT: tl.constexpr,
+    BAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The int64 fields of an init from its 15th word on: seed (low and high half), stop ids, recent tokens."""
+    lanes = tl.arange(0, BLOCK)
+    low = tl.load(init + 13).to(tl.int64) & 0xFFFFFFFF
+    tl.store(seed + slot, (tl.load(init + 14).to(tl.int64) << 32) | low)
+    stops = tl.load(init + 15 + lanes, mask=lanes < STOPS, other=0)
+    tl.store(stop_ids + slot * STOPS + lanes, stops.to(tl.int64), mask=lanes < STOPS)
+    tail = tl.load(init + 15 + STOPS + lanes, mask=lanes < RECENT, other=0)
+    tl.store(recent + slot * RECENT + lanes, tail.to(tl.int64), mask=lanes < RECENT)
+    for start in range(0, BAD, BLOCK):
+        tl.store(bad_words + slot * BAD + start + lanes, tl.full([BLOCK], -1, tl.int64), mask=start + lanes < BAD)
+
+
+@triton.jit
+def _update_blocks(updates, count, part, block_table, max_blocks, BLOCK: tl.constexpr):
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    ok = index < count
+    slots = tl.load(updates + 3 * index, mask=ok, other=0).to(tl.int64)
+    entry = slots * max_blocks + tl.load(updates + 3 * index + 1, mask=ok, other=0)
+    tl.store(block_table + entry, tl.load(updates + 3 * index + 2, mask=ok, other=0), mask=ok)
+
+
+@triton.jit
+def _set_decode_rows(slots, count, part, rows, max_rows, pad_slot, BLOCK: tl.constexpr):
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    given = tl.load(slots + index, mask=index < count, other=0)
+    tl.store(rows + index, tl.where(index < count, given, pad_slot).to(tl.int64), mask=index < max_rows)
+
+
+@triton.jit
+def _spread_tokens(
+    table,
+    chunks,
+    packed_ids,
+    tokens,
+    part,
+    token_slots,
+    ids,
+    positions,
+    T,
+    pad_slot,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Slot, id and position of each packed token, padding behind them."""
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    begun = tl.zeros([BLOCK], tl.int32)  # chunks that begin at or before the token: the last of them is its own
+    for first in range(0, chunks, CHUNKS):
+        number = first + tl.arange(0, CHUNKS)
+        begins = tl.load(table + 4 * number + 2, mask=number < chunks, other=0x7FFFFFFF)
+        begun += tl.sum((begins[None, :] <= index[:, None]).to(tl.int32), axis=1)
+    ok = index < tokens
+    chunk = table + 4 * (begun - 1)
+    slots = tl.load(chunk, mask=ok, other=0)
+    position = tl.load(chunk + 1, mask=ok, other=0) + index - tl.load(chunk + 2, mask=ok, other=0)
+    tl.store(token_slots + index, tl.where(ok, slots, pad_slot).to(tl.int64), mask=index < T)
+    tl.store(ids + index, tl.load(packed_ids + index, mask=ok, other=0), mask=index < T)
+    tl.store(positions + index, tl.where(ok, position, 0), mask=index < T)
+
+
+@triton.jit
+def _spread_chunks(
+    table,
+    chunks,
+    lasts,
+    tokens,
+    slots,
+    last_rows,
+    last_slots,
+    starts,
+    context_lens,
+    C,
+    pad_slot,
+    BLOCK: tl.constexpr,
+):
+    """What attention and the choice of first tokens know of each chunk, padding behind them."""
+    for first in range(0, C + 1, BLOCK):
+        number = first + tl.arange(0, BLOCK)
+        ok = number < chunks
+        chunk = table + 4 * number
+        slot = tl.load(chunk, mask=ok, other=0)
+        begin = tl.load(chunk + 2, mask=ok, other=0)
+        rank = tl.load(chunk + 3, mask=ok, other=-1)
+        following = tl.load(chunk + 6, mask=number + 1 < chunks, other=0)
+        end = tl.where(number + 1 < chunks, following, tokens)
+        reach = tl.load(chunk + 1, mask=ok, other=0) + end - begin
+        tl.store(starts + number, tl.where(ok, begin, tokens), mask=number <= C)
+        tl.store(slots + number, tl.where(ok, slot, pad_slot).to(tl.int64), mask=number < C)
+        tl.store(context_lens + number, tl.where(ok, reach, 0), mask=number < C)
+        padding = (number >= lasts) & (number < C)
+        tl.store(last_rows + number, tl.zeros([BLOCK], tl.int64), mask=padding)
+        tl.store(last_slots + number, tl.zeros([BLOCK], tl.int64) + pad_slot, mask=padding)
+        tl.store(last_rows + rank, (end - 1).to(tl.int64), mask=rank >= 0)
+        tl.store(last_slots + rank, slot.to(tl.int64), mask=rank >= 0)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def step_input_kernel(
+    words,  # int32: inits [.., INIT_WORDS], releases [.., 3], chunks [.., 4], updates [.., 3], decode rows, ids
+    last_token,  # the slot rows from here
+    length,
+    remaining,
+    produced,
+    finished,  # uint8 [N + 1]
+    block_table,
+    stop_ids,
+    min_tokens,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    repetition_penalty,
+    presence_penalty,
+    frequency_penalty,
+    seed,
+    recent,
+    bad_words,
+    rows,  # int64 [max_rows] of decode steps
+    longs,  # int64, of a pass: token slots [T], slots [C], last rows [C], last slots [C]
+    ints,  # int32, of a pass: ids [T], positions [T], starts [C + 1], context lengths [C], pick [1]
+    inits,  # how many there are of each
+    releases,
+    updates,
+    decode_rows,  # negative: they stay as they are
+    chunks,
+    lasts,
+    tokens,
+    T,  # 0: there is no pass
+    C,
+    pick,
+    pad_slot,
+    max_rows,
+    max_blocks,
+    INIT_WORDS: tl.constexpr,
+    STOPS: tl.constexpr,
+    RECENT: tl.constexpr,
+    BAD: tl.constexpr,  # tokens of a row of `bad_words`
+    ALIGN: tl.constexpr,  # each array in `longs` and `ints` begins at a multiple of so many
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # that a program looks at together
+):
+    """Programs: one an init, one a release, one for BLOCK updates, BLOCK decode rows and BLOCK tokens each, one for
+    the chunks. Updates of rows that are rewritten here are written twice, with the same values."""
+    program = tl.program_id(0)
+    releases_at = words + inits * INIT_WORDS
+    chunks_at = releases_at + 3 * releases
+    updates_at = chunks_at + 4 * chunks
+    rows_at = updates_at + 3 * updates
+    ids_at = rows_at + tl.maximum(decode_rows, 0)
+    first_update = inits + releases
+    first_row = first_update + tl.cdiv(updates, BLOCK)
+    first_token = first_row + tl.where(decode_rows < 0, 0, tl.cdiv(max_rows, BLOCK))
+    tokens_wide, chunks_wide = tl.cdiv(T, ALIGN) * ALIGN, tl.cdiv(C + 1, ALIGN) * ALIGN
+    slots_out, starts_out = longs + tokens_wide, ints + 2 * tokens_wide
+
+    if program < inits:
+        init = words + program * INIT_WORDS
+        slot = tl.load(init).to(tl.int64)
+        _rewrite_blocks(updates_at, block_table, slot, tl.load(init + 1), tl.load(init + 2), max_blocks, BLOCK)
+        tl.store(last_token + slot, 0)
+        tl.store(length + slot, 0)
+        tl.store(remaining + slot, tl.load(init + 3))
+        tl.store(produced + slot, tl.load(init + 4))
+        tl.store(min_tokens + slot, tl.load(init + 5))
+        tl.store(top_k + slot, tl.load(init + 6))
+        tl.store(temperature + slot, _float(init + 7))
+        tl.store(top_p + slot, _float(init + 8))
+        tl.store(min_p + slot, _float(init + 9))
+        tl.store(repetition_penalty + slot, _float(init + 10))
+        tl.store(presence_penalty + slot, _float(init + 11))
+        tl.store(frequency_penalty + slot, _float(init + 12))
+        _store_tail(init, slot, seed, stop_ids, recent, bad_words, STOPS, RECENT, BAD, BLOCK)
+        tl.store(finished + slot, 0)
+    elif program < first_update:
+        release = releases_at + 3 * (program - inits)
+        gone = tl.load(release).to(tl.int64)
+        _rewrite_blocks(updates_at, block_table, gone, tl.load(release + 1), tl.load(release + 2), max_blocks, BLOCK)
+        tl.store(finished + gone, 1)
+    elif program < first_row:
+        _update_blocks(updates_at, updates, program - first_update, block_table, max_blocks, BLOCK)
+    elif program < first_token:
+        _set_decode_rows(rows_at, decode_rows, program - first_row, rows, max_rows, pad_slot, BLOCK)
+    elif program < first_token + tl.cdiv(T, BLOCK):
+        part = program - first_token
+        positions = ints + tokens_wide
+        _spread_tokens(chunks_at, chunks, ids_at, tokens, part, longs, ints, positions, T, pad_slot, BLOCK, CHUNKS)
+    else:
+        last_rows, last_slots = slots_out + chunks_wide, slots_out + 2 * chunks_wide
+        lens = starts_out + chunks_wide
+        _spread_chunks(
+            chunks_at, chunks, lasts, tokens, slots_out, last_rows, last_slots, starts_out, lens, C, pad_slot, BLOCK
+        )
+        tl.store(lens + chunks_wide, pick)
