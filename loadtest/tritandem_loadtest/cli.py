@@ -1,13 +1,18 @@
-"""The command line: flags -> RunConfig, progress on stderr, table and one JSON line (the last one) on stdout."""
+"""The command line: flags -> RunConfig, progress on stderr, table and one JSON line (the last one) on stdout.
+
+A terminal gets no JSON line: its 3,000 characters would push the table off the screen.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from .config import ARRIVALS, GRPC_CLIENTS, PROTOCOLS, WORKLOADS, LoadTestError, RunConfig, parse_slo
 from .dialects import DIALECTS
@@ -16,6 +21,7 @@ from .runner import read_report, run
 
 EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, EXIT_INVALID = 0, 1, 2, 3
 EXIT_INTERRUPTED = 130  # as a shell says of Ctrl-C
+_CONNECT_S = 5.0
 _DEFAULTS = RunConfig()
 
 
@@ -95,7 +101,10 @@ def _config(args: argparse.Namespace, **changes: Any) -> RunConfig:
 
 def _run_command(args: argparse.Namespace) -> int:
     try:
-        report = run(_config(args), None if args.quiet else show_progress)
+        config = _config(args)
+        check_reachable(config.url)
+        report = run(config, None if args.quiet else show_progress)
+        _leave_progress_line(args)
     except LoadTestError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -121,7 +130,7 @@ def _show(report: Report, directory: Path | None) -> int:
     print(report.table())
     if directory is not None:
         print(f"report: {directory / 'report.html'}")
-    print(report.json_line())
+    _print_json(report.json_line())
     if not report.valid:
         return EXIT_INVALID
     return EXIT_OK if report.summary["slo_met"] else EXIT_SLO_MISSED
@@ -132,7 +141,9 @@ def _sweep_command(args: argparse.Namespace) -> int:
 
     try:
         base = _config(args, rps=args.rps[0])
+        check_reachable(base.url)
         result = sweep(base, args.rps, None if args.quiet else show_progress)
+        _leave_progress_line(args)
         if args.out_dir:
             result.write(Path(args.out_dir))
     except LoadTestError as error:
@@ -142,8 +153,36 @@ def _sweep_command(args: argparse.Namespace) -> int:
         print("\nloadtest sweep: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     print(result.table())
-    print(result.json_line())
+    _print_json(result.json_line())
     return EXIT_OK if result.best_rps is not None else EXIT_SLO_MISSED
+
+
+def check_reachable(url: str) -> None:
+    """Raises LoadTestError where nobody listens: better than a whole run of failures. Malformed: the transport's task.
+
+    A server that goes away later is part of what is measured.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return
+    if not host or not port:
+        return
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        raise LoadTestError(f"url: nothing answers at {host}:{port} ({error}); give the address of a server") from None
+
+
+def _print_json(line: str) -> None:
+    if not sys.stdout.isatty():
+        print(line)
+
+
+def _leave_progress_line(args: argparse.Namespace) -> None:
+    if not args.quiet and sys.stderr.isatty():
+        print(file=sys.stderr)
 
 
 def show_progress(at_s: float, counts: dict[str, int]) -> None:
@@ -154,7 +193,10 @@ def show_progress(at_s: float, counts: dict[str, int]) -> None:
 
 
 def _rates(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: rates such as 1,2,4") from None
 
 
 def _slo(text: str) -> dict[str, float]:
@@ -165,7 +207,10 @@ def _slo(text: str) -> dict[str, float]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"given {text!r}, not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
+        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: a JSON object")
     return value

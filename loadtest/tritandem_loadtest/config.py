@@ -89,6 +89,8 @@ class RunConfig:
             raise LoadTestError(f"prompts: {self.prompts!r} is not a file")
         if self.prompt_pool and self.workload != "words":
             raise LoadTestError(f"prompt_pool: given {self.prompt_pool!r}, allowed with workload 'words' only")
+        if not 0 < self.slo_percentile <= 100:
+            raise LoadTestError(f"slo_percentile: given {self.slo_percentile!r}, allowed: above 0, at most 100")
         if self.warmup_s >= self.duration_s:
             raise LoadTestError(f"warmup_s: given {self.warmup_s!r}, allowed: less than duration_s")
 
@@ -135,6 +137,10 @@ _LOWEST: dict[str, float] = {
     "processes": 1,
     "connections": 1,
     "timeout_s": 0.1,
+    "warmup_s": 0,
+    "drain_s": 0,
+    "late_after_ms": 0,
+    "max_requests": 0,
     "chat_turns": 1,
     "shared_prefixes": 1,
     "prompt_pool": 0,

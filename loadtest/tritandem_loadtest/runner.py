@@ -110,7 +110,7 @@ def _expect_ready(generator: subprocess.Popen[str]) -> None:
 def _follow(generators: list[subprocess.Popen[str]], start_ns: int, progress: Progress) -> None:
     """Each generator speaks once a second until it ends: reading them in turn keeps every pipe empty."""
     counts: list[dict[str, int]] = [{} for _ in generators]
-    speaking = set(range(len(generators)))
+    speaking, shown = set(range(len(generators))), None
     while speaking:
         for i in sorted(speaking):
             said = _hear(generators[i])
@@ -122,7 +122,10 @@ def _follow(generators: list[subprocess.Popen[str]], start_ns: int, progress: Pr
                 counts[i] = said
         if any(counts):
             total = {key: sum(c.get(key, 0) for c in counts) for key in ("sent", "done", "failed", "tokens")}
-            progress((time.monotonic_ns() - start_ns) / 1e9, total)
+            at_s = max(0.0, (time.monotonic_ns() - start_ns) / 1e9)
+            if (round(at_s), total) != shown:  # the last word often says the same again
+                shown = round(at_s), total
+                progress(at_s, total)
     for generator in generators:
         if generator.wait() not in (0, 3):
             raise LoadTestError(f"a load generator broke (exit code {generator.returncode})")

@@ -97,6 +97,18 @@ def test_a_missed_schedule_above_one_per_cent_makes_the_run_invalid(
     assert reason is None or reason in summary["reasons"][0]  # type: ignore[index]
 
 
+@pytest.mark.parametrize(("late", "unsent", "valid"), [(1, 0, True), (2, 0, False), (0, 1, False), (1, 1, False)])
+def test_a_run_too_short_to_resolve_the_limit_may_have_one_late_request(late: int, unsent: int, valid: bool) -> None:
+    records = [record(i, i * 500, [(50, 1)]) for i in range(20 - unsent)]
+    for i in range(late):
+        records[i].sent_ns = records[i].intended_ns + (30 + i) * MS
+    summary = summary_of(records, unsent=unsent)
+    assert summary["valid"] is valid
+    assert summary["missed_schedule_rate"] == pytest.approx((late + unsent) / 20)  # shown either way
+    if late == 2:
+        assert "the latest request by 31 ms" in summary["reasons"][0]  # type: ignore[index]
+
+
 def test_warm_up_requests_are_sent_but_not_counted_while_their_tokens_are() -> None:
     early = record(0, 500, [(100, 1), (1000, 5)])  # five tokens at 1.5 s
     summary = summary_of([early, record(1, 2000, [(100, 1)])], warmup_s=1.0)

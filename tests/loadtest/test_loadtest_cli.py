@@ -41,16 +41,32 @@ def test_a_missed_slo_is_exit_code_1_and_the_report_is_on_disk(
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary
 
 
-def test_an_unreachable_server_fails_every_request(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--url", "127.0.0.1:1", *SHORT]) == EXIT_SLO_MISSED
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == {"UNREACHABLE": 10}
+@pytest.mark.parametrize("words", [["--url"], ["sweep", "--rps", "1,2", "--slo", "ttft=1s", "--url"]])
+def test_where_nobody_listens_no_run_begins(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "127.0.0.1:1"]) == EXIT_USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing answers at 127.0.0.1:1" in err
+    assert "Connection refused" in err
 
 
-def test_a_closed_loop_does_not_hammer_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--url", "127.0.0.1:1", "--arrival", "closed", "--users", "2", "--duration", "1", "--quiet"]
-    assert main(flags) == EXIT_SLO_MISSED
-    failures = json.loads(capsys.readouterr().out.splitlines()[-1])["failures"]
-    assert 2 <= failures["UNREACHABLE"] <= 2 * (1 / 0.1 + 1)
+def test_a_server_that_is_gone_fails_every_request() -> None:
+    report = run(RunConfig(url="127.0.0.1:1", rps=20, duration_s=0.5, late_after_ms=10_000))
+    assert report.summary["failures"] == {"UNREACHABLE": 10}
+    assert "Connection refused" in report.table()
+
+
+def test_a_closed_loop_does_not_hammer_where_nobody_answers() -> None:
+    report = run(RunConfig(url="127.0.0.1:1", arrival="closed", users=2, duration_s=1))
+    assert 2 <= report.summary["failures"]["UNREACHABLE"] <= 2 * (1 / 0.1 + 1)
+
+
+def test_progress_starts_at_nought_and_says_nothing_twice(engine: Engine) -> None:
+    shown: list[tuple[int, dict[str, int]]] = []
+    run(RunConfig(url=engine["raw_grpc"], rps=20, duration_s=0.5), lambda at_s, total: shown.append((at_s, total)))
+    assert all(at_s >= 0 for at_s, _ in shown)
+    assert len({str((round(at_s), total)) for at_s, total in shown}) == len(shown)
+    assert shown[-1][1]["done"] == 10
 
 
 def started(url: str, *flags: str) -> subprocess.Popen[str]:
@@ -98,7 +114,9 @@ def test_a_setting_that_the_dialect_cannot_send_is_an_error_not_a_result(engine:
         run(RunConfig(url=engine["raw_grpc"], sampling={"top_q": 1}, duration_s=0.5))
 
 
-@pytest.mark.parametrize("flags", [["--rps", "-1"], ["--arrival", "trace"], ["--workload", "jsonl"]])
+@pytest.mark.parametrize(
+    "flags", [["--rps", "-1"], ["--arrival", "trace"], ["--workload", "jsonl"], ["--slo-percentile", "101"]]
+)
 def test_bad_values_are_named_before_anything_starts(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("loadtest: ")
