@@ -245,7 +245,7 @@ class GenerationRequest:
     request_id: str
     input_ids: Int32Array
     sampling: SamplingParams
-    prompt_text: str | None = None  # kept only when the output must repeat it
+    prompt_text: str | None = None  # only where the output must repeat it
     stop_words: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not appear

@@ -10,7 +10,9 @@ from fakes.engine_port import FakeEngine
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
 from tritandem.contracts import FinishCode, LoadSnapshot, Outcome, PriorityClass
+from tritandem.scheduler import core
 from tritandem.scheduler.core import DEADLINES_KEPT
+from tritandem.scheduler.early_stops import MAX_REMEMBERED, EarlyStops
 
 SMALL = LoadSnapshot(max_sequences=1, total_blocks=10, free_blocks=10, block_tokens=16)
 SLOW = LoadSnapshot(max_sequences=64, max_context_tokens=4096, decode_step_ns=10**9, prefill_token_ns=1000)
@@ -89,6 +91,47 @@ def test_stop_ends_all_requests_of_an_id_and_nobody_else(start: Start) -> None:
     assert not other.ends
     wait_until(lambda: len(engine.live_ids()) == 1)
     finish_all(engine, [other])
+
+
+def test_a_stop_that_overtakes_its_request_ends_it_on_arrival_and_no_later_one(start: Start) -> None:
+    """The text of the first was still with the tokenizer when the stop came."""
+    engine = FakeEngine(automatic=False)
+    running = start([engine])
+    before_ns = time.monotonic_ns()
+    assert not running.service.stop("r")
+    overtaken, later = RecordingSink(), RecordingSink()
+    running.service.submit(request(1, request_id="r", received_ns=before_ns), overtaken)
+    overtaken.wait_end()
+    assert (overtaken.text, overtaken.chunks[-1].outcome) == ("", Outcome.STOPPED)
+    running.service.submit(request(2, request_id="r", received_ns=time.monotonic_ns()), later)
+    engine.wait_live(1)
+    finish_all(engine, [later])
+    assert later.chunks[-1].outcome is Outcome.COMPLETED
+
+
+def test_only_so_many_stops_are_remembered() -> None:
+    stops = EarlyStops()
+    for i in range(MAX_REMEMBERED + 1):
+        stops.note(str(i), 10)
+    assert not stops.mean("0", 5)
+    assert stops.mean("1", 5)
+    assert not stops.mean("1", 11)
+    stops.note("1", 20)
+    stops.note("more", 20)
+    assert stops.mean("1", 15), "a stop again makes it the newest"
+
+
+def test_a_bug_met_on_arrival_fails_that_request_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start([FakeEngine()])
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "prefix_hashes", lambda ids: 1 // 0)
+        running.service.submit(request(3), broken := RecordingSink())
+        broken.wait_end()
+    assert broken.error is not None
+    assert broken.error.public_message() == "FAILED: internal error (ZeroDivisionError)"
+    running.service.submit(request(4), sound := RecordingSink())
+    sound.wait_end()
+    assert sound.error is None
 
 
 def test_deadlines_of_requests_that_ended_in_time_are_not_kept_for_ever(start: Start) -> None:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
-from ..contracts import EngineFailed, EnginePort, EngineRequest, Int32Array, LoadSnapshot, TritandemError
+from ..contracts import EngineFailed, EnginePort, EngineRequest, LoadSnapshot, TritandemError
 from .delivery import TokenRouter
 from .desk import Desk
 from .lifecycle import State
@@ -209,7 +207,7 @@ class EngineLink:
         accepted, requests = [], []
         for ticket in tickets:
             try:
-                state = self._open_text(ticket)
+                state = self._text.open(ticket.request.input_ids, ticket.request.stop_words)
             except Exception as error:
                 self._events.refused(self, ticket, _unreadable(error))
                 continue
@@ -240,14 +238,6 @@ class EngineLink:
         with self._wake:
             if self._out():
                 self._orphans.extend(request.seq_id for request in requests)
-
-    def _open_text(self, ticket: Ticket) -> object:
-        request = ticket.request
-        if ticket.prompt_text is None:
-            state = self._text.open(request.input_ids[:0], ())
-            [step] = self._text.push([state], request.input_ids, _count_of(request.input_ids))
-            ticket.prompt_text = step.text + self._text.flush(state)
-        return self._text.open(request.input_ids, request.stop_words)
 
     # The reader thread ----------------------------------------------------------------------------
 
@@ -307,10 +297,6 @@ class EngineLink:
 def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
     request = ticket.request
     return EngineRequest(seq_id, request.input_ids, request.sampling, request.stop_ids, request.bad_words)
-
-
-def _count_of(ids: Int32Array) -> Int32Array:
-    return np.array([len(ids)], dtype=np.int32)
 
 
 def _unreadable(error: Exception) -> EngineFailed:

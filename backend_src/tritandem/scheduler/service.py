@@ -20,6 +20,7 @@ from .cancel_watch import CancelWatch
 from .core import SchedulerCore
 from .delivery import TokenRouter
 from .desk import Desk
+from .early_stops import EarlyStops
 from .engine_link import EngineLink, LinkEvents
 from .lifecycle import CLIENT_GONE, STOPPED_BY_ID, ended_by_error
 from .ports import FinishedRequest, Observer, SchedulerSnapshot, TextStreamsPort
@@ -51,7 +52,8 @@ class SchedulerService:
         self._wake = threading.Condition()
         self._open: dict[int, Ticket] = {}  # received, last response not yet out
         self._by_id: dict[str, list[Ticket]] = {}
-        self._all_done = threading.Condition()  # guards _open, _by_id
+        self._early_stops = EarlyStops()
+        self._all_done = threading.Condition()  # guards _open, _by_id, _early_stops
         self._numbers = itertools.count()
         self._draining = self._started = False
         self._closed = False  # under _all_done: no submission after that
@@ -133,16 +135,25 @@ class SchedulerService:
                 self._open[ticket.number] = ticket
                 if request.request_id:
                     self._by_id.setdefault(request.request_id, []).append(ticket)
+            stopped = self._early_stops.mean(request.request_id, ticket.received_ns)
         if not taken:
             sink.fail(Draining())  # no thread is left to do it
             return
-        self._post(lambda: self._core.arrived(ticket, self._clock()))
+        if stopped:
+            self._desk.end(ticket, STOPPED_BY_ID)
+            return
+        self._post(lambda: self._arrived(ticket))
         self._watch.watch(ticket)
 
     def stop(self, request_id: str) -> bool:
-        """End the open request(s) of this id as STOPPED, with the text so far. False: there is none."""
+        """End the open request(s) of this id as STOPPED, with the text so far. False: there is none yet.
+
+        One that the server has received by now and that is still being tokenized ends when it comes here.
+        """
         with self._all_done:
             tickets = list(self._by_id.get(request_id, ()))
+            if request_id:
+                self._early_stops.note(request_id, self._clock())
         ended = [self._desk.end(ticket, STOPPED_BY_ID) for ticket in tickets]
         return any(ended)
 
@@ -210,6 +221,14 @@ class SchedulerService:
             step()
         except Exception:
             log.exception("the scheduling thread goes on after")
+
+    def _arrived(self, ticket: Ticket) -> None:
+        """A bug that one request brings to light must not leave its client waiting."""
+        try:
+            self._core.arrived(ticket, self._clock())
+        except Exception as error:
+            self._desk.end(ticket, ended_by_error(EngineFailed(f"internal error ({type(error).__name__})")))
+            raise
 
     def _delivered(self, ticket: Ticket) -> None:
         """A sender is done with a request for good."""

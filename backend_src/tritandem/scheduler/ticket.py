@@ -76,7 +76,7 @@ class Ticket:
         self.first_sent_ns = 0
         self.responses = self.delivered_tokens = 0
         self.text_state: Any = None
-        self.prompt_text = "" if output.exclude_input else request.prompt_text  # None: still to be made from the ids
+        self.prompt_text = "" if output.exclude_input else request.prompt_text or ""  # still to be sent
         self.reset_answer()
 
     def reset_answer(self) -> None:
