@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_reference import relative_error
+from cuda_reference import assert_same_rows, relative_error
 from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.engine.model_loader import LoadedModel
 from tritandem.engine.slots import SlotState
 from tritandem.engine.staging import StagingPool
-from tritandem.engine.step import PrefillChunk, StepPlan
+from tritandem.engine.step import PrefillChunk, SamplingFeatures, StepPlan
 from tritandem.engine.support import inspect_model
 
 SLOTS, BLOCK, BLOCKS_EACH = 6, 4, 8
@@ -119,6 +119,75 @@ def test_the_decode_rows_of_a_pass_equal_a_decode_step(kernel_device: torch.devi
         step = bench._decode(bench.state.last_token[rows].long(), lengths.long(), rows, (lengths + 1).to(torch.int32))
         got = bench.mixed([4, 1], [chunk(2, 0, 3)], rows=SLOTS, tokens=32)
         assert relative_error(got[:2], step) < 1e-4
+
+
+def reported(bench: Bench, rows: int, first: int, count: int) -> list[tuple[int, int]]:
+    """(token, finish) of rows [first, first + count) of the newest record, which holds `rows`."""
+    record = bench.report.ring[int(bench.report.record) % len(bench.report.ring)]
+    return list(
+        zip(record[first : first + count].tolist(), record[rows + first : rows + first + count].tolist(), strict=True)
+    )
+
+
+@pytest.mark.gpu
+def test_a_pass_picks_what_is_picked_behind_it(kernel_device: torch.device) -> None:
+    """Chunks alone and beside decode rows, with none, some and all of them the last of their prompts, a row that
+    finishes on the way and one that idles."""
+    from tritandem.engine.mixed_pass_cuda import PassSize
+
+    steps: list[tuple[list[int], list[PrefillChunk], int, int]] = [
+        ([], [chunk(2, 0, 5, last=False)], 0, 32),
+        ([], [chunk(1, 0, 9), chunk(4, 0, 3), chunk(2, 5, 2, last=False)], 0, 32),
+        ([1, 4], [chunk(2, 7, 6, last=False)], SLOTS, 32),
+        ([4, 1], [chunk(2, 13, 2), chunk(3, 0, 7)], SLOTS, 16),
+        ([4, 1, 2, 3], [chunk(0, 0, 1)], SLOTS, 32),
+    ]
+    with torch.inference_mode():
+        behind, inside = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
+        for bench in (behind, inside):
+            bench.state.remaining[:SLOTS] = torch.tensor([9, 9, 9, 9, 3, 9], dtype=torch.int32)
+            bench.state.min_tokens[1] = 2
+            bench.state.stop_ids[:SLOTS] = torch.arange(40, 56)
+        finished = 0
+        for number, (decode, chunks, rows, tokens) in enumerate(steps, start=1):
+            size = PassSize(rows, tokens)
+            stride, last = size.rows + size.chunks, [c.slot for c in chunks if c.last]
+            logits = behind.mixed(decode, chunks, rows, tokens)
+            want = []
+            for slots, part, decodes in (
+                (decode, logits[: len(decode)], True),
+                (last, logits[len(decode) :], False),
+            ):
+                if slots:
+                    where = torch.tensor(slots, device=kernel_device)
+                    behind.step.choose(part, where, SamplingFeatures(), behind.report, decodes)
+                    want += reported(behind, len(slots), 0, len(slots))
+            inside.mixed(decode, chunks, rows, tokens, pick=True)
+            got = reported(inside, stride, 0, len(decode)) + reported(inside, stride, rows, len(last))
+            assert got == want
+            assert int(inside.report.record) == int(behind.report.record) == number
+            padding = reported(inside, stride, rows + len(last), size.chunks - len(last))
+            assert padding == [(-1, 0)] * len(padding)
+            assert_same_rows(inside.state, behind.state)
+            finished += sum(finish != 0 for _, finish in got)
+        assert finished >= 1
+        assert (-1, 0) in got  # slot 4 had used its budget up
+
+
+@pytest.mark.gpu
+def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
+    from tritandem.engine.mixed_pass_cuda import PassSize
+
+    with torch.inference_mode():
+        bench, other = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
+        for b in (bench, other):
+            b.state.remaining[:SLOTS] = 9
+            b.mixed([], [chunk(1, 0, 9)], 0, 32, pick=True)
+        for rows in (0, SLOTS):
+            bench.passes._enqueue(PassSize(rows, 32), rehearsal=True)
+        assert_same_rows(bench.state, other.state)
+        assert torch.equal(bench.report.ring, other.report.ring)
+        assert int(bench.report.record) == 1
 
 
 def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
