@@ -84,7 +84,7 @@ def refused() -> queue.Queue[FinishedRequest]:
 def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
     publisher = RecordingPublisher(service.calls)
     return SchedulerPlug(
-        service, BlsTokenizer(threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls(), "key"
+        service, BlsTokenizer(9, threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls(), "key"
     )
 
 
@@ -207,7 +207,8 @@ HALF_A_CHARACTER = json.dumps({"\ud800": 1})
         ('{"temperature": 1' + "0" * 250 + "}", {}, r"temperature: given 1e\+250"),
         ("{}", {"deadline_ms": "\u00b2"}, "deadline_ms: given '\u00b2'"),
         ("{}", {"deadline_ms": "9" * 5000}, "deadline_ms: given '9999"),
-        ("{}", {"x" * 100_000: 1}, ": " + "x" * 128 + ": given 'an unknown parameter'"),
+        ("{}", {"x" * 100_000: 1}, ": " + "x" * 128 + ": given 'an unknown parameter', allowed: .* traceparent, .*id$"),
+        ("{}", {"temprature": 1}, r"temprature: given 'an unknown parameter', .*\(did you mean temperature\?\)$"),
     ],
     ids=[
         "half a character",
@@ -217,6 +218,7 @@ HALF_A_CHARACTER = json.dumps({"\ud800": 1})
         "superscript",
         "a long deadline",
         "a long name",
+        "a misspelt name",
     ],
 )
 def test_what_no_field_can_hold_is_refused_and_harms_no_other(

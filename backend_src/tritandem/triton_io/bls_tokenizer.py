@@ -1,13 +1,15 @@
 """Ids for requests that reach the scheduler with text: asks the model `tokenizer` over BLS.
 
-Owns a small pool of threads, each blocked in one call: concurrent calls meet in the tokenizer's dynamic
-batcher, so that batching and its CPU pool are shared with the ensemble. `execute` never waits here.
+Owns two small pools of threads, each thread blocked in one call: concurrent calls meet in the tokenizer's dynamic
+batcher, so that batching and its CPU pool are shared with the ensemble. Long texts have a pool of their own, because
+they may take a hundred times as long: short ones never wait for them. `execute` never waits here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import EngineFailed, Int32Array, InvalidRequest, TritandemError
+from ..contracts import EngineFailed, Int32Array, InvalidRequest, Saturated, TritandemError
 from .prompt_source import PromptSource
 
-THREADS = 16
+THREADS = 8  # of each pool
+LONG_CHARS = 16384
+RETRY_AFTER_S = 1.0
 _OUTPUTS = ["input_ids", "tokenized_ns"]
 _INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (.*?): given (.*), allowed: (.*)", re.DOTALL)
 
@@ -32,11 +36,17 @@ class RemoteInvalid(InvalidRequest):
 
 
 class BlsTokenizer:
-    """Calls come from Triton's thread; `then` and `failed` run on a thread of the pool."""
+    """Calls come from Triton's thread; `then` and `failed` run on a thread of a pool.
 
-    def __init__(self, model_name: str = "tokenizer", threads: int = THREADS) -> None:
-        self._model_name = model_name
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize")
+    `max_waiting` bounds the texts that have no ids yet: the scheduler's own bound counts them only from then on.
+    """
+
+    def __init__(self, max_waiting: int, model_name: str = "tokenizer", threads: int = THREADS) -> None:
+        self._max_waiting, self._model_name = max_waiting, model_name
+        self._short = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize")
+        self._long = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize-long")
+        self._lock = threading.Lock()
+        self._waiting = 0
 
     def submit(
         self,
@@ -45,7 +55,7 @@ class BlsTokenizer:
         then: Callable[[Int32Array, int], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later."""
+        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later. Raises Saturated."""
 
         def run() -> None:
             try:
@@ -54,12 +64,20 @@ class BlsTokenizer:
                 failed(error)
             else:
                 then(ids, tokenized_ns)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
 
-        self._pool.submit(run)
+        with self._lock:
+            if self._waiting >= self._max_waiting:
+                raise Saturated(f"{self._waiting} texts are waiting for the tokenizer", RETRY_AFTER_S)
+            self._waiting += 1
+        (self._long if prompt.chars > LONG_CHARS else self._short).submit(run)
 
     def close(self) -> None:
         """Wait for the calls that are under way."""
-        self._pool.shutdown(wait=True)
+        self._short.shutdown(wait=True)
+        self._long.shutdown(wait=True)
 
     def _encode(self, prompt: PromptSource, request_id: str) -> tuple[Int32Array, int]:
         inputs, parameters = [], {}

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..contracts import Int32Array, InvalidRequest
-from .sampling_fields import MAX_JSON_CHARS, bounded_int, is_sampling_name
-from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, PARAMETERS
+from .sampling_fields import KNOWN_NAMES, MAX_JSON_CHARS, bounded_int, is_sampling_name
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, INPUT_OF_NAME, PARAMETERS
 from .tensor_values import Inputs
 
 MAX_MESSAGES = 10_000
+MAX_COMPARED_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,13 @@ class PromptSource:
     messages: list[dict[str, Any]] | None = None
     input_ids: Int32Array | None = None
     stop: bool = False
+
+    @property
+    def chars(self) -> int:
+        """Characters to encode, roughly: what tells short work from long."""
+        if self.text is not None:
+            return len(self.text)
+        return sum(len(str(message)) for message in self.messages or ())
 
     @property
     def field_name(self) -> str:
@@ -42,8 +51,16 @@ def read_parameters(text: str) -> dict[str, Any]:
     parameters: dict[str, Any] = json.loads(text)
     for name in parameters:
         if name not in PARAMETERS and name not in (DRAIN_KEY, DRAIN_TIMEOUT_MS) and not is_sampling_name(name):
-            raise InvalidRequest(name, "an unknown parameter", f"an input, or one of {', '.join(PARAMETERS)}")
+            allowed = f"an input, or one of {', '.join(PARAMETERS)}{_perhaps(name)}"
+            raise InvalidRequest(name, "an unknown parameter", allowed)
     return parameters
+
+
+def _perhaps(name: str) -> str:
+    """The name that was probably meant, as a question. Comparing long ones would take time."""
+    known = [*INPUT_OF_NAME, *KNOWN_NAMES, *PARAMETERS]
+    meant = get_close_matches(name, known, 1) if len(name) <= MAX_COMPARED_CHARS else []
+    return f" (did you mean {meant[0]}?)" if meant else ""
 
 
 def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:

@@ -83,7 +83,7 @@ class TokenizerPlug:
             except Exception as error:  # answered, not raised: the other requests of the batch go on
                 reply.refuse(error)
                 continue
-            prompts.append((_cost(prompt), prompt, reply))
+            prompts.append((prompt.chars, prompt, reply))
         for _, prompt, reply in sorted(prompts, key=lambda entry: entry[0]):
             try:
                 self._encode(prompt, reply)
@@ -111,13 +111,6 @@ class TokenizerPlug:
     def _noted(self, done: Future[Any]) -> None:
         if self._note is not None and done.exception() is None:
             self._note(done.result())
-
-
-def _cost(prompt: PromptSource) -> int:
-    """Characters to encode: the order in which a batch is worked on."""
-    if prompt.text is not None:
-        return len(prompt.text)
-    return sum(len(str(message)) for message in prompt.messages or ())
 
 
 class _Reply:

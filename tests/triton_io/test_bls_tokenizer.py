@@ -1,0 +1,73 @@
+"""Texts of direct callers on their way to the tokenizer: short ones pass long ones, and only so many wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+from tritandem.contracts import Saturated
+from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer
+from tritandem.triton_io.prompt_source import PromptSource
+
+SHORT, LONG = PromptSource(text="short"), PromptSource(text="x" * (LONG_CHARS + 1))
+LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * LONG_CHARS}])
+
+
+class Tokenizer:
+    """Long texts take until `release`; every answer says how long its text was."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        pb_utils.InferenceRequest.models["tokenizer"] = self.encode
+
+    def encode(self, request: Any) -> list[Any]:
+        arrays = request.arrays()
+        chars = len(arrays["text_input"][0][0]) if "text_input" in arrays else LONG_CHARS + 1
+        if chars > LONG_CHARS:
+            assert self.release.wait(10)
+        ids, stamps = np.array([[chars]], np.int32), np.array([[1, 2]], np.int64)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("tokenized_ns", stamps)])
+        ]
+
+
+@pytest.fixture
+def tokenizer() -> Iterator[Tokenizer]:
+    one = Tokenizer()
+    yield one
+    one.release.set()
+
+
+def test_a_short_text_waits_for_no_number_of_long_ones(tokenizer: Tokenizer) -> None:
+    bls, done = BlsTokenizer(100, threads=2), queue.Queue[int]()
+    for prompt in (LONG, LONG_CHAT) * 5:
+        bls.submit(prompt, "", lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
+    bls.submit(SHORT, "", lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
+    assert done.get(timeout=5) == len("short")
+    tokenizer.release.set()
+    bls.close()
+    assert done.qsize() == 10
+
+
+def test_one_text_too_many_is_refused_and_the_next_finds_room_again(tokenizer: Tokenizer) -> None:
+    bls, done = BlsTokenizer(3, threads=1), queue.Queue[int]()
+
+    def submit(prompt: PromptSource) -> None:
+        bls.submit(prompt, "", lambda ids, at_ns: done.put(len(ids)), pytest.fail)
+
+    for _ in range(3):
+        submit(LONG)
+    for prompt in (LONG, SHORT):
+        with pytest.raises(Saturated, match=r"3 texts are waiting for the tokenizer; retry after 1\.0 s"):
+            submit(prompt)
+    tokenizer.release.set()
+    for _ in range(3):
+        done.get(timeout=5)
+    bls.close()
+    assert done.empty()
+    assert bls._waiting == 0
