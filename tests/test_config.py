@@ -28,6 +28,10 @@ def loaded(tmp_path: Path, text: str) -> Config:
         ("[engine]\nnum_blocks = -5", r"given -5, allowed: 0 or more"),
         ("[engine]\nattention = 'flash'", r"attention: given 'flash', allowed: auto, dense, paged"),
         ("[engine]\ndtype = 'int8'", r"dtype: given 'int8', allowed: auto, bfloat16, float16, float32"),
+        ("[engine]\ndevice = 'tpu'", r"engine.device: given 'tpu', allowed: auto, cpu, cuda, cuda:N"),
+        ("[engine]\ndevice = ''", r"engine.device: given '', allowed: auto, cpu"),
+        ("[engine]\ndevice = 'cuda:x'", r"engine.device: given 'cuda:x', allowed: auto, cpu"),
+        ("[engine]\ndevice = 'cuda:-1'", r"engine.device: given 'cuda:-1', allowed: auto, cpu"),
         ("[engine]\nprefix_cache = 1", r"prefix_cache: given 1, allowed: a value of type bool"),
         ("[engine]\nmax_sequences = 2.0", r"max_sequences: given 2.0, allowed: a value of type int"),
         ("[engine]\nmax_sequences = true", r"max_sequences: given True, allowed: a value of type int"),
@@ -36,6 +40,11 @@ def loaded(tmp_path: Path, text: str) -> Config:
         ("[scheduler]\ntarget_inter_token_s = inf", r"given inf, allowed: 0.0001 or more"),
         ("[scheduler]\ndefault_priority = 'high'", r"given 'high', allowed: interactive, normal, batch"),
         ("[tokenizer]\nshadow_check_rate = 2", r"given 2.0, allowed: 0 to 1"),
+        ("[telemetry]\ntraces_url = 'collector'", r"traces_url: given 'collector', allowed: http://HOST:PORT/PATH, "),
+        ("[telemetry]\ntraces_url = 'http://'", r"traces_url: given 'http://', allowed: http"),
+        ("[telemetry]\ntraces_url = 'grpc://a:4317'", r"traces_url: given 'grpc://a:4317', allowed: http"),
+        ("[telemetry]\ntraces_url = 'http://a:x/v1'", r"traces_url: given 'http://a:x/v1', allowed: http"),
+        ("[telemetry]\ntraces_url = 'http://[a/v1'", r"traces_url: given .*, allowed: http"),
         ("[placement]\npolicy = 'on'", r"given 'on', allowed: auto, explicit, off"),
         ("engine = 3", r"engine: given 3, allowed: a table"),
         ("[engines]", r"engines: unknown key; known keys: engine"),
@@ -45,6 +54,19 @@ def loaded(tmp_path: Path, text: str) -> Config:
 def test_a_bad_value_is_named_with_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[engine]\ndevice = 'cuda:7'", "cuda:7"),
+        ("[telemetry]\ntraces_url = 'https://[::1]:4318/v1/traces'", "https://[::1]:4318/v1/traces"),
+        ("[telemetry]\ntraces_url = ''", ""),
+    ],
+)
+def test_what_has_the_form_is_taken(tmp_path: Path, text: str, found: str) -> None:
+    got = loaded(tmp_path, text)
+    assert found in (got.engine.device, got.telemetry.traces_url)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
@@ -67,6 +89,6 @@ def test_every_default_is_itself_allowed_and_every_limit_belongs_to_a_key() -> N
     for cls, table in tables.items():
         values = dataclasses.asdict(table)
         assert config.from_mapping(cls, values, "defaults") == table
-        limits = {*config._RANGES.get(cls, {}), *config._CHOICES.get(cls, {})}
+        limits = {*config._RANGES.get(cls, {}), *config._CHOICES.get(cls, {}), *config._FORMS.get(cls, {})}
         assert limits <= set(values), cls
     assert all(low <= high and not math.isnan(low) for r in config._RANGES.values() for low, high in r.values())

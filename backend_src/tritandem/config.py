@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from .contracts import ConfigError
 
@@ -168,9 +170,36 @@ _CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def is_device(text: str) -> bool:
+    """Whether `text` names a device; whether the machine has it is another question."""
+    return re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text, re.ASCII) is not None
+
+
+def is_traces_url(text: str) -> bool:
+    """Whether spans can be sent to `text` over OTLP/HTTP; "" sends none."""
+    if not text:
+        return True
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        return False
+
+
+DEVICE_FORMS = "auto, cpu, cuda, cuda:N"
+# Texts of some form: what tells it, and the form in words.
+_FORMS: Mapping[type, Mapping[str, tuple[Callable[[str], bool], str]]] = {
+    EngineConfig: {"device": (is_device, DEVICE_FORMS)},
+    TelemetryConfig: {"traces_url": (is_traces_url, 'http://HOST:PORT/PATH, https://..., or "" for none')},
+}
+
+
 def _disallowed(cls: type, key: str, value: object) -> str | None:
     """What is allowed, in words, when `value` is not."""
     if isinstance(value, str):
+        has_form, form = _FORMS.get(cls, {}).get(key, (None, ""))
+        if has_form is not None:
+            return None if has_form(value) else form
         choices = _CHOICES.get(cls, {}).get(key)
         return None if choices is None or value in choices else ", ".join(choices)
     if isinstance(value, bool) or not isinstance(value, int | float):

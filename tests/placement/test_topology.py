@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS
-from tritandem.placement import read_topology, usable_cores
+from tritandem.placement import read_topology, usable_cores, why_no_device
 from tritandem.placement.cpu_list import format_cpus, parse_cpus
 from tritandem.placement.topology import cgroup_quota_cores
 
@@ -39,6 +39,38 @@ def test_gpus_are_nvidias_with_their_nodes(tmp_path: Path) -> None:
     assert [(gpu.address, gpu.node) for gpu in topology.gpus] == [("0000:b1:00.0", 1)]
     assert topology.visible_gpus == topology.gpus
     assert topology.has_driver
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "words"),
+    [
+        ("cuda", None, None),
+        ("cuda:7", None, None),
+        ("cuda:8", None, "this process may use 8 GPUs, numbered from 0"),
+        ("cuda:1", "3", "this process may use 1 GPU, numbered from 0"),
+        ("cuda", "", "CUDA_VISIBLE_DEVICES hides every GPU"),
+        ("auto", "", None),
+        ("cpu", "-1", None),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_known_before_cuda_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, words: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert why_no_device(device, EIGHT_GPUS.lay_out(tmp_path)) == words
+
+
+def test_without_a_driver_there_is_no_gpu_unless_windows_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    root = TWO_CPUS.lay_out(tmp_path)
+    assert why_no_device("cuda", root) == "there is no NVIDIA driver on this machine"
+    (root / "dev").mkdir()
+    (root / "dev/dxg").touch()
+    assert why_no_device("cuda", root) is None
 
 
 def test_a_mask_leaves_what_it_allows(tmp_path: Path) -> None:

@@ -121,6 +121,36 @@ def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "problem"),
+    [("cuda:7", "this process may use 1 GPU"), ("tpu", "given 'tpu': allowed: auto, cpu, cuda, cuda:N")],
+)
+def test_an_engine_on_a_device_that_is_not_there_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, problem: str
+) -> None:
+    monkeypatch.setattr(
+        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if ":7" in device else None
+    )
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "config.pbtxt").write_text(
+        f'# parameters {{ key: "device" value {{ string_value: "no" }} }}\n'
+        f'parameters {{ key: "device" value {{ string_value: "{device}" }} }}\n'
+    )
+    with pytest.raises(Refusal, match=rf"second/config.pbtxt, parameter device: .*{problem}"):
+        preflight.check_devices(ServeOptions(None, tmp_path))
+    (second / "config.pbtxt").write_text('parameters { key: "device" value { string_value: "" } }\n')
+    preflight.check_devices(ServeOptions(None, tmp_path))
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(), reason="this machine may have a GPU")
+def test_a_gpu_is_refused_on_a_machine_without_one(tmp_path: Path) -> None:
+    config = tmp_path / "engine.toml"
+    config.write_text("[engine]\ndevice = 'cuda:7'\n")
+    with pytest.raises(Refusal, match=r"engine.device: given 'cuda:7', but there is no NVIDIA driver"):
+        preflight.check_devices(ServeOptions(None, tmp_path, engine_config=config))
+
+
+@pytest.mark.parametrize(
     ("placement", "message"),
     [
         ("engine=0-8191", "placement.engine: given '0-8191', allowed: CPUs among"),

@@ -6,7 +6,7 @@ plan from the same facts and pins only itself. Knows nothing about Triton, torch
 
 from .affinity import pin_process, pin_thread, process_affinities, settle
 from .cpu_list import format_cpus
-from .here import ALLOWED_CPUS_ENV, plan_here
+from .here import ALLOWED_CPUS_ENV, plan_here, why_no_device
 from .neighbours import another_server_on
 from .plan import COMPONENTS, ENGINE, ENGINE_HOST, SCHEDULER, SERVER, TOKENIZER, Plan, Share, make_plan
 from .threads import limit_blas_threads, limit_library_threads
@@ -36,4 +36,5 @@ __all__ = [
     "read_topology",
     "settle",
     "usable_cores",
+    "why_no_device",
 ]

@@ -17,6 +17,7 @@ from .topology import ROOT, Gpu, Topology, read_topology
 
 ALLOWED_CPUS_ENV = "TRITANDEM_ALLOWED_CPUS"
 VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
+WSL_GPU = "dev/dxg"  # where Windows' driver shows itself; there is no nvidiactl then
 
 
 def plan_here(config: Config, device: str = "", on_gpu: bool | None = None, root: Path = ROOT) -> Plan:
@@ -35,7 +36,7 @@ def gpu_of(device: str, topology: Topology, environ: Mapping[str, str]) -> Gpu |
 
     CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launcher sets, makes CUDA count as the kernel does.
     """
-    index = int(device.partition(":")[2] or 0)
+    index = device_index(device)
     chosen = environ.get(VISIBLE_DEVICES_ENV)
     if chosen is not None:
         words = [word.strip() for word in chosen.split(",")]
@@ -43,6 +44,28 @@ def gpu_of(device: str, topology: Topology, environ: Mapping[str, str]) -> Gpu |
             return None
         index = int(words[index])
     return topology.visible_gpus[index] if index < len(topology.visible_gpus) else None
+
+
+def why_no_device(device: str, root: Path = ROOT) -> str | None:
+    """Why this machine cannot have `device` (cpu, cuda, cuda:N or auto), in words; None where it has it, or where CUDA
+    alone can tell."""
+    if not device.startswith("cuda"):
+        return None
+    topology = read_topology(_allowed(os.environ), root)
+    if not topology.has_driver and not (root / WSL_GPU).exists():
+        return "there is no NVIDIA driver on this machine"
+    chosen = os.environ.get(VISIBLE_DEVICES_ENV)
+    if chosen in ("", "-1"):
+        return f"{VISIBLE_DEVICES_ENV} hides every GPU"
+    seen = len(topology.visible_gpus) if chosen is None else len(chosen.split(","))
+    if seen and device_index(device) >= seen:
+        return f"this process may use {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
+    return None
+
+
+def device_index(device: str) -> int:
+    """N of cuda:N, 0 without one."""
+    return int(device.partition(":")[2] or 0)
 
 
 def _cuda_is_likely(topology: Topology, environ: Mapping[str, str]) -> bool:

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config import Config, load_config, with_placement
+from ..config import DEVICE_FORMS, Config, is_device, load_config, with_placement
 from ..contracts import ConfigError
 from ..host import Refusal
-from ..placement import plan_here
+from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
 from .ports import why_not_bindable
-from .repository import model_names
+from .repository import engine_devices, model_names
 
 SHM_FOLDER = Path("/dev/shm")
 # Every stub takes 1 MB at start and grows with the tensors under way; containers default to 64 MB in all.
@@ -114,6 +114,24 @@ def check_tracing(options: ServeOptions) -> None:
     refuse_missing_packages(_config(options).telemetry.traces_url)
 
 
+def check_devices(options: ServeOptions) -> None:
+    """Of the configuration, and of every engine of the repository that names its own."""
+    for where, device in _devices(options).items():
+        if not is_device(device):
+            raise Refusal(f"{where}: given {device!r}", f"allowed: {DEVICE_FORMS}")
+        if problem := why_no_device(device):
+            raise Refusal(f"{where}: given {device!r}, but {problem}", f"allowed: {DEVICE_FORMS}, as far as they exist")
+
+
+def _devices(options: ServeOptions) -> dict[str, str]:
+    """Device by what names it."""
+    found = {"engine.device": _config(options).engine.device}
+    if options.repository.is_dir():
+        for model, device in engine_devices(options.repository).items():
+            found[f"{options.repository / model}/config.pbtxt, parameter device"] = device
+    return found
+
+
 def check_placement(options: ServeOptions) -> None:
     plan_here(_config(options))
 
@@ -156,6 +174,7 @@ CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("numpy", check_numpy),
     ("configuration file", check_engine_config),
     ("tracing", check_tracing),
+    ("devices", check_devices),
     ("placement", check_placement),
     ("model repository", check_repository),
     ("model folder", check_model),

@@ -10,6 +10,7 @@ from ..host import Refusal
 
 TOKENIZER_MODEL = "tokenizer"
 _GROUP = re.compile(r"instance_group\s*(?::\s*)?\[.*?\]", re.DOTALL)
+_DEVICE = re.compile(r'^[^#\n]*key:\s*"device"\s*,?\s*value:?\s*\{\s*string_value:\s*"([^"]+)"', re.MULTILINE)
 
 
 def default_repository() -> Path:
@@ -25,6 +26,14 @@ def model_names(repository: Path) -> tuple[str, ...]:
     """Models that Triton will load from here: folders with a config.pbtxt or a numbered version."""
     folders = (path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
     return tuple(sorted(p.name for p in folders if (p / "config.pbtxt").is_file() or any(p.glob("[0-9]*/model.py"))))
+
+
+def engine_devices(repository: Path) -> dict[str, str]:
+    """The device that a model's config.pbtxt names in its parameter `device`, by model; models without one are left
+    out."""
+    configs = {name: repository / name / "config.pbtxt" for name in model_names(repository)}
+    found = {name: _DEVICE.search(path.read_text()) for name, path in configs.items() if path.is_file()}
+    return {name: match[1] for name, match in found.items() if match is not None}
 
 
 def with_tokenizer_instances(repository: Path, count: int, run_folder: Path) -> Path:
