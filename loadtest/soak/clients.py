@@ -52,7 +52,6 @@ class Clients:
 
     def __init__(self, ledger: Ledger, grpc_url: str, http_url: str, rng: random.Random) -> None:
         self._ledger, self._rng = ledger, rng
-        self._http_url = http_url
         self._clients = {
             way: AsyncClient(grpc_url if way[0] == "grpc" else http_url, protocol=way[0], model=way[1])  # type: ignore[arg-type]
             for way in WAYS

@@ -62,7 +62,6 @@ class Soak:
         self._load = Load(self._ledger, lambda: self._clients, urls, self._rng)
         self._faults = Faults(served, self._server_is_back)
         self._memory: list[tuple[float, Memory]] = []
-        self._flat_from_s = 0.0
         self._begun_s = time.monotonic()
 
     async def run(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class LyingNative:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Verdicts of lying engines must not reach the real cache."""
-    monkeypatch.setattr("tritandem.tokenizer.self_check._verdict_folder", lambda: tmp_path)
+    monkeypatch.setattr("tritandem.tokenizer.self_check.cache_root", lambda: tmp_path)
 
 
 def liar(it: Subject, word: str, refuse: bool = False) -> FastEncoder:

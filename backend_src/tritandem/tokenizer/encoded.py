@@ -6,31 +6,28 @@ Owns the result types of this room. Knows nothing about engines, threads or file
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..contracts import Int32Array
 
-ENGINES = ("fast", "pieces", "whole", "prefix_cache")
+# fastokens; safe cuts; `tokenizers` in one call; a remembered prefix, the rest by a slow engine
+EngineName = Literal["fast", "pieces", "whole", "prefix_cache"]
 
 
 class Ids(NamedTuple):
-    """What an engine gave: int32 ids [n], the engine's name (one of ENGINES), how many ids the prefix cache knew."""
+    """What an engine gave: int32 ids [n], the engine's name, how many ids the prefix cache knew."""
 
     ids: Int32Array
-    engine: str
+    engine: EngineName
     cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The ids of one text.
-
-    `engine` is one of ENGINES: "fast" (fastokens), "pieces" (safe cuts), "whole" (`tokenizers` in one call) or
-    "prefix_cache" (a remembered prefix, the rest by a slow engine).
-    """
+    """The ids of one text, and how they were made."""
 
     ids: Int32Array  # [n], n >= 0
-    engine: str
+    engine: EngineName
     cached_tokens: int = 0  # ids that came from the prefix cache
     queue_ns: int = 0  # from submission until an engine began
     encode_ns: int = 0

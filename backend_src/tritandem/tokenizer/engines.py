@@ -13,7 +13,7 @@ from ..contracts import Int32Array
 from .affixes import Affixes, affixes
 from .chat import control_tokens, template_text
 from .counters import Counters
-from .encoded import Ids
+from .encoded import EngineName, Ids
 from .fast import load_fast, warm_up
 from .pieces import PieceEncoder
 from .placement import cores_given, encode_threads
@@ -126,7 +126,7 @@ class Engines:
             cache.remember(last_key, parts[0])
         parts.append(self._slow(text[last:], False).ids)
         cached = len(known.ids) if known else 0
-        engine = "prefix_cache" if known else self._slow_engine
+        engine: EngineName = "prefix_cache" if known else self._slow_engine
         return Ids(around.around(parts, add_special_tokens), engine, cached)
 
     def _slow(self, text: str, add_special_tokens: bool) -> Ids:
@@ -135,7 +135,7 @@ class Engines:
         return Ids(self._whole.encode(text, add_special_tokens), self._slow_engine)
 
     @property
-    def _slow_engine(self) -> str:
+    def _slow_engine(self) -> EngineName:
         return "pieces" if self._pieces is not None else "whole"
 
 

@@ -31,8 +31,6 @@ log = logging.getLogger("tritandem.tokenizer")
 class FastEncoder:
     """`fastokens` over one tokenizer. `enabled` turns False once and never True again."""
 
-    name = "fast"
-
     def __init__(self, native: Any, folds_case: bool) -> None:
         self._native = native
         self._folds_case = folds_case

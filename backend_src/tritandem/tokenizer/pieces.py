@@ -32,8 +32,6 @@ class PieceEncoder:
     for shorter texts at `gate`.
     """
 
-    name = "pieces"
-
     def __init__(
         self,
         whole: WholeEncoder,

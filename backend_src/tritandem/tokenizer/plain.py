@@ -30,8 +30,6 @@ class PlainEncoder:
     first needed: most servers never see such a text. Two threads may then both build one; either is right.
     """
 
-    name = "whole"
-
     def __init__(self, source: TokenizerSource, control: Sequence[AddedToken]) -> None:
         self._spec = source.spec
         self._control = {token.id: token.content for token in control}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..host import cache_root
 from .adversarial import long_texts, short_texts
 from .fast import FastEncoder
 from .source import TokenizerSource
@@ -31,7 +32,7 @@ log = logging.getLogger("tritandem.tokenizer")
 
 def proven_equal(fast: FastEncoder, whole: WholeEncoder, source: TokenizerSource) -> bool:
     """Whether `fast` gives the ids of `whole`; a verdict for the same files, versions and CPU is reused."""
-    file = _verdict_folder() / f"{_verdict_key(source)}.json"
+    file = cache_root() / "tokenizer-verdicts" / f"{_verdict_key(source)}.json"
     try:
         return bool(json.loads(file.read_text(encoding="utf-8"))["equal"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -65,11 +66,6 @@ def check_texts(source: TokenizerSource) -> Iterator[str]:
     yield from ("", "\n", *added)
     yield from short_texts(rng, SHORT_TEXTS, added)
     yield from long_texts(rng, RUN_CHARS)
-
-
-def _verdict_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "tritandem" / "tokenizer-verdicts"
 
 
 def _verdict_key(source: TokenizerSource) -> str:

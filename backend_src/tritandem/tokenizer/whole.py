@@ -18,8 +18,6 @@ from ..contracts import Int32Array
 class WholeEncoder:
     """Encodes every text whole; exact by definition and the slow twin of all else."""
 
-    name = "whole"
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
