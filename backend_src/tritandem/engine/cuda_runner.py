@@ -36,9 +36,6 @@ RING_DEPTH = 64
 MAX_STEPS_IN_FLIGHT = RING_DEPTH // 2 - 1  # a step writes at most two records
 
 
-_NOTHING = np.zeros(0, np.int32)
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Rows of a record in order, without padding, from row `first` on; the record holds `stride` rows."""
@@ -308,40 +305,29 @@ class CudaRunner:
         if step.after_gap is not None and self._meter is not None:
             gap_ms = step.after_gap.ran_dry.elapsed_time(step.after_gap.resumed)
             self._meter.idle_gap.note(round(gap_ms * 1e6))
-        columns = [self._columns(part, step.features) for part in step.parts]
-        tokens, finish, logprobs, top_ids, top_logprobs = (
-            [np.concatenate(column) for column in zip(*columns, strict=True)] if columns else [_NOTHING] * 5
-        )
         wanted = step.features.top_logprobs
+        widths = (1, 1) if wanted < 0 else (1, 1, 1, wanted, wanted)
+        columns = [self._column(step.parts, sum(widths[:number]), width) for number, width in enumerate(widths)]
         return StepResult(
             step_id=step.step_id,
             slots=np.array([slot for part in step.parts for slot in part.slots], np.int32),
-            tokens=tokens,
-            finish=finish.astype(np.uint8),
+            tokens=columns[0][:, 0],
+            finish=columns[1][:, 0].astype(np.uint8),
             launched_ns=step.launched_ns,
             finished_ns=time.monotonic_ns(),
-            logprobs=logprobs.view(np.float32) if wanted >= 0 else None,
-            top_ids=top_ids if wanted > 0 else None,
-            top_logprobs=top_logprobs.view(np.float32) if wanted > 0 else None,
+            logprobs=columns[2][:, 0].view(np.float32) if wanted >= 0 else None,
+            top_ids=columns[3] if wanted > 0 else None,
+            top_logprobs=columns[4].view(np.float32) if wanted > 0 else None,
         )
 
-    def _columns(self, part: _Part, features: SamplingFeatures) -> tuple[Int32Array, ...]:
-        """Copies out of the ring: it is written again after RING_DEPTH records."""
-        record = self._ring_host[part.record % RING_DEPTH]
-        count, stride = len(part.slots), part.stride
-        alternatives = max(0, features.top_logprobs)
-
-        def column(offset: int, width: int) -> Int32Array:
-            words: Int32Array = record[offset * stride : (offset + width) * stride]
-            return words.reshape(stride, width)[part.first : part.first + count].copy()
-
-        return (
-            column(0, 1)[:, 0],
-            column(1, 1)[:, 0],
-            column(2, 1)[:, 0],
-            column(3, alternatives),
-            column(3 + alternatives, alternatives),
-        )
+    def _column(self, parts: Sequence[_Part], offset: int, width: int) -> Int32Array:
+        """[R, width], a copy out of the ring: it is written again after RING_DEPTH records."""
+        columns = [np.zeros((0, width), np.int32)]
+        for part in parts:
+            record, stride = self._ring_host[part.record % RING_DEPTH], part.stride
+            words = record[offset * stride : (offset + width) * stride].reshape(stride, width)
+            columns.append(words[part.first : part.first + len(part.slots)])
+        return np.concatenate(columns)
 
 
 def _passed(event: torch.cuda.Event) -> bool:

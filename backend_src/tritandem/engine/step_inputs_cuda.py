@@ -108,15 +108,16 @@ def pack_step(plan: StepPlan, new_rows: bool, vocab_size: int, max_context_token
         changed = [*(init.slot for init in plan.inits), *releases]
         begins = ends = [0] * len(changed)
         if updates is not None:
-            updates = updates[np.argsort(updates[:, 0], kind="stable")]
-            begins = np.searchsorted(updates[:, 0], changed).tolist()
-            ends = np.searchsorted(updates[:, 0], changed, "right").tolist()
+            updates = updates[updates[:, 0].argsort(kind="stable")]
+            slots, wanted = updates[:, 0], np.array(changed, np.int32)
+            begins, ends = slots.searchsorted(wanted).tolist(), slots.searchsorted(wanted, "right").tolist()
         count = len(plan.inits)
         packed = bytearray(count * _INIT.size)
         for number, init in enumerate(plan.inits):
             _pack_init(packed, number, init, begins[number], ends[number], vocab_size, max_context_tokens)
         arrays.append(np.frombuffer(packed, np.int32))
-        arrays.append(np.array([releases, begins[count:], ends[count:]], np.int32).T.reshape(-1))
+        if releases:
+            arrays.append(np.array([releases, begins[count:], ends[count:]], np.int32).T.reshape(-1))
     lasts = tokens = 0
     if plan.prefill:
         table: list[int] = []
