@@ -19,14 +19,15 @@ class ClientCore:
 
     - `url`: `host:port` or `grpc|grpcs|http|https://host:port`; the default is 127.0.0.1 with Triton's port.
     - `model`: the direct model `scheduler` by default. It takes the same tensors as `ensemble`, and Triton
-      passes a closed or cancelled stream on to it at once; an ensemble's steps never hear of it.
+      passes a cancelled gRPC stream on to it at once; an ensemble's steps never hear of it.
     - `protocol`: "grpc" (default) or "http".
     - `timeout_s`: for a whole request, retries included; None is no limit. A call's own `timeout_s` wins.
     - `retries`: how often a request is sent again that was Saturated, waiting as long as the server says, or whose
       connection failed before anything of the answer came: it may then run twice. Off by default.
     - `report`: what to ask for beside the text; () for deployments that lack these inputs.
     - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
-      does not reach the server's work, which is any model but the direct one.
+      does not reach the server's work at once. That is any model but the direct one, and HTTP, where Triton notices a
+      closed connection when it next sends something.
     - `ca_file`, `headers`, `connect_timeout_s`: PEM roots for TLS, metadata for every call, time to connect.
     """
 
@@ -48,7 +49,8 @@ class ClientCore:
             url, protocol, ca_file=ca_file, headers=headers, connect_timeout_s=connect_timeout_s
         )
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
-        self.stop_on_close = model != DIRECT_MODEL if stop_on_close is None else stop_on_close
+        unheard = model != DIRECT_MODEL or self.address.protocol == "http"
+        self.stop_on_close = unheard if stop_on_close is None else stop_on_close
         self._connect()
 
     def _connect(self) -> None:

@@ -86,6 +86,18 @@ def test_the_direct_model_over_grpc_needs_no_stop() -> None:
         assert len(server.visitors.requests) == 1  # closing the client would have waited for a stop
 
 
+def test_over_http_a_stop_says_what_a_closed_connection_says_late(sync_way: Any) -> None:
+    server, client = sync_way.connect(hanging())
+    stream = client.stream("x", request_id="r8")
+    reader = threading.Thread(target=lambda: list(stream))
+    reader.start()
+    server.visitors.wait_for(is_question)
+    stream.close()
+    reader.join(10)
+    client.close()  # waits for the stop, if there is one
+    assert [r.request_id for r in server.visitors.requests if r.is_stop] == ["r8"] * (sync_way.protocol == "http")
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 def test_stop_on_close_can_be_chosen(wanted: bool) -> None:
     with FakeTritonGrpc(hanging(chunk("a"))) as server:
