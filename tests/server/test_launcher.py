@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from tritandem.host import Refusal
 from tritandem.placement.cpu_list import parse_cpus
-from tritandem.server import command
+from tritandem.server import command, guardian
 from tritandem.server.launcher import ServerDied, TritonServer
 from tritandem.server.locate import TritonInstall
 from tritandem.server.options import ServeOptions
@@ -120,7 +121,19 @@ def test_connections_held_open_after_a_drain_do_not_make_the_stop_unclean(make_s
     server = make_server({"held_open": True})
     server.start()
     server.wait_ready(10.0)
-    assert server.stop(unload_s=0.3) == 0
+    with socket.create_connection((server.options.client_host, server.options.http_port)):
+        begun = time.monotonic()
+        assert server.stop(unload_s=1.5) == 0
+        assert time.monotonic() - begun >= 1.5  # a client may have something to read
+
+
+def test_a_server_that_nobody_is_connected_to_ends_with_its_stubs(make_server) -> None:
+    server = make_server({"held_open": True})
+    server.start()
+    server.wait_ready(10.0)
+    begun = time.monotonic()
+    assert server.stop(timeout_s=60.0, unload_s=60.0) == 0
+    assert time.monotonic() - begun < 20.0
 
 
 def test_connections_that_outlast_the_last_request_do_not_hold_the_stop_up(make_server) -> None:
@@ -217,5 +230,15 @@ def test_the_scheduler_drains_first_and_its_answer_is_awaited_through_the_stop(m
         pass
     said = [line for line in server.log().splitlines() if "drain" in line and "server.cc" in line]
     assert "asked to drain within 12000 ms, asked_to_stop.is_set()=False" in said[0]
-    assert "drained after SIGTERM" in said[1]
-    assert server.poll() == 0
+    assert "drained, asked_to_stop.is_set()=True" in said[1]
+    assert server.poll() is not None
+
+
+def test_a_scheduler_that_drains_at_once_is_waited_for_before_triton_is_told(make_server) -> None:
+    with make_server({"drained": True}) as server:
+        pass
+    lines = server.log().splitlines()
+    [drained] = [number for number, line in enumerate(lines) if "drained, asked_to_stop.is_set()=False" in line]
+    [stopped] = [number for number, line in enumerate(lines) if "All models are stopped" in line]
+    [told] = [number for number, line in enumerate(lines) if line == guardian.DRAINED]
+    assert drained < told < stopped

@@ -59,6 +59,8 @@ def test_a_client_that_reads_nothing_is_stalled_until_it_reads(filler: subproces
         stalled = read_until(watch, stalled=1)
         assert stalled.open == 1
         assert stalled.unsent_bytes > 0
+        assert ConnectionWatch(filler.pid, (port, 1)).read() == stalled
+        assert ConnectionWatch(filler.pid, (1,)).read() == ClientConnections(open=0, stalled=0, unsent_bytes=0)
         client.settimeout(60)
         left = stalled.unsent_bytes
         while left > 0:

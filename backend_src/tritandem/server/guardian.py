@@ -24,6 +24,8 @@ SWEEP_S = 5.0
 KEY_ENV = "TRITANDEM_DRAIN_KEY"
 DRAIN_PATH = "/v2/models/scheduler/generate_stream"
 ANSWER_S = 2.0
+# An idle scheduler has drained within that.
+IDLE_DRAIN_S = 0.2
 # Written to the server's log once the scheduler holds no request any more.
 DRAINED = "guardian: the last request has ended"
 
@@ -107,8 +109,8 @@ def watch(server: int, control: socket.socket, wake: int, drain: Callable[[], so
 
 
 def ask_to_drain(address: tuple[str, int], timeout_ms: int) -> socket.socket | None:
-    """Returns when the scheduler refuses new requests; the open connection ends when none is left. None: there is no
-    scheduler that answers."""
+    """Returns when the scheduler refuses new requests; the open connection ends when none is left. None: none was left,
+    or there is no scheduler that answers."""
     key = os.environ.get(KEY_ENV, "")
     fields = {"stop": True, "stream": True, "drain_key": key, "drain_timeout_ms": timeout_ms}
     body = json.dumps(fields).encode()
@@ -120,9 +122,24 @@ def ask_to_drain(address: tuple[str, int], timeout_ms: int) -> socket.socket | N
     except OSError:
         return None
     if b" 200 " in answer.partition(b"\r\n")[0]:
-        return connection
+        if b"drained" not in answer and not (
+            select.select([connection], [], [], IDLE_DRAIN_S)[0] and is_over(connection)
+        ):
+            return connection
+        close_both_sides(connection)
+        os.write(2, f"{DRAINED}\n".encode())
     connection.close()
     return None
+
+
+def close_both_sides(connection: socket.socket) -> None:
+    """Returns when the server has closed its side as well: one that it still counts costs its stop a second."""
+    try:
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    except OSError:
+        pass
 
 
 def is_over(draining: socket.socket) -> bool:

@@ -22,8 +22,9 @@ from typing import Any
 
 from ..config import DRAIN_KEY_ENV, PLACEMENT_ENV
 from ..host import Refusal, cache_root
+from ..telemetry.connections import ConnectionWatch
 from . import command, guardian
-from .health import ready
+from .health import live_stubs, ready
 from .layout import backend_folder
 from .logfile import REQUESTS_ENDED, LogReader, describe_end
 from .options import ServeOptions
@@ -154,8 +155,12 @@ class TritonServer:
         """Drain, wait, and kill what is left after the drain timeout, `unload_s` after the last request has ended, or
         when `interrupted()`. Idempotent.
 
-        Returns the exit code: 0 also when every request had ended and only open connections held the server up.
+        The last request has ended, every model's process too and no client is connected: what is left of Triton by then
+        are waits of a second or two, which are cut short. Returns the exit code: 0 also when every request had ended.
         """
+        # A Prometheus that keeps its connection is no client.
+        clients = ConnectionWatch(self.pid, (self.options.http_port, self.options.grpc_port))
+        had_stubs = bool(live_stubs(self.pid))
         self.drain()
         patience_s = self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s
         deadline = last = time.monotonic() + patience_s
@@ -163,6 +168,8 @@ class TritonServer:
         while self.poll() is None and self._guardian and time.monotonic() < deadline and not interrupted():
             if any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
                 idle, deadline = True, min(last, time.monotonic() + unload_s)
+            if idle and had_stubs and not live_stubs(self.pid) and not _connected(clients):
+                break
             time.sleep(POLL_S)
         held_up = self._guardian is not None and self.poll() is None
         code = self.kill()
@@ -224,6 +231,12 @@ class TritonServer:
             )
         with self._control.makefile("rb") as messages:
             self.pid = int(messages.readline() or b"0")
+
+
+def _connected(clients: ConnectionWatch) -> bool:
+    """Whether some client may still have something to read; also where the kernel does not tell."""
+    seen = clients.read()
+    return seen is None or seen.open > 0
 
 
 def drain_ms(drain_timeout_s: float) -> int:

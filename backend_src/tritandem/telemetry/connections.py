@@ -8,6 +8,7 @@ Sources: /proc/PID/net/tcp and tcp6, /proc/PID/fd for the ports that a process l
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,15 +34,17 @@ class ClientConnections:
 
 
 class ConnectionWatch:
-    """The connections to whatever ports process `pid` listens on. One thread at a time."""
+    """The connections to these `ports` of process `pid`, or to whatever it listens on. One thread at a time."""
 
-    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+    def __init__(self, pid: int, ports: Collection[int] = (), proc: Path = Path("/proc")) -> None:
         self._folder = proc / str(pid)
-        self._ports: frozenset[int] = frozenset()
+        self._ports = frozenset(ports)
 
     def read(self) -> ClientConnections | None:
-        """None while the process listens nowhere, or where the kernel does not tell."""
+        """None while no port is known, or where the kernel does not tell."""
         lines = self._lines()
+        if lines is None:
+            return None
         if not self._ports:  # they are opened once, when the models have loaded
             inodes = self._socket_inodes()
             listening = [_row(line) for line in lines if line.split(None, 4)[3] == _LISTENING]
@@ -56,13 +59,15 @@ class ConnectionWatch:
             unsent_bytes=sum(row.unsent_bytes for row in ours),
         )
 
-    def _lines(self) -> list[str]:
-        found: list[str] = []
+    def _lines(self) -> list[str] | None:
+        """None where there is no table."""
+        found: list[str] | None = None
         for name in ("tcp", "tcp6"):
             try:
-                found += (self._folder / "net" / name).read_text().splitlines()[1:]
+                rows = (self._folder / "net" / name).read_text().splitlines()[1:]
             except OSError:
                 continue
+            found = rows if found is None else found + rows
         return found
 
     def _socket_inodes(self) -> frozenset[str]:

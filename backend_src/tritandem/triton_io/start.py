@@ -21,8 +21,10 @@ from ..config import DRAIN_KEY_ENV, SchedulerConfig, config_from_environment, mo
 from ..contracts import EngineFailed, EnginePort, PriorityClass
 from ..placement import ENGINE, SCHEDULER, TOKENIZER
 from .context_limit import most_prompt_tokens
+from .leaving import leave_without_teardown
 from .placing import place_engine, place_process, plan_engine
 from .request_decoder import ModelLimits
+from .torchless import keep_torch_out
 
 if TYPE_CHECKING:
     from ..tokenizer import TextStreams, TextTokenizer
@@ -35,8 +37,10 @@ MAX_TOKEN_TEXTS = 1 << 16  # remembered: one costs 25 us, and a request may ask 
 
 def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
     """Raises ConfigError."""
+    leave_without_teardown()
     log_to_triton()
     model, config = model_folder_from_environment(), config_from_environment()
+    keep_torch_out(model)
     place_process(TOKENIZER, config)
 
     from ..telemetry.registry import Registry
@@ -56,6 +60,7 @@ def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
 
 def start_engine(args: Mapping[str, str]) -> EnginePlug:
     """Loads the model and runs it once, with progress in the log. Raises ConfigError."""
+    leave_without_teardown()
     from ..engine.service import build_engine
     from ..telemetry.step_meter import StepMeter
     from .engine_plug import EnginePlug
@@ -83,8 +88,10 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
 
 def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
+    leave_without_teardown()
     log_to_triton()
-    config = config_from_environment()
+    model, config = model_folder_from_environment(), config_from_environment()
+    keep_torch_out(model)
     place_process(SCHEDULER, config)
 
     from ..scheduler.service import SchedulerService
@@ -102,7 +109,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     from .timed_text import TimedTextStreams
 
     # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
-    tokenizer = load_tokenizer(model_folder_from_environment(), dataclasses.replace(config.tokenizer, fast=False))
+    tokenizer = load_tokenizer(model, dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     finished_calls, gate = FinishedCalls(), StreamGate()
     engines: list[EnginePort] = [BlsEngine(name, finished_calls, gate) for name in names]

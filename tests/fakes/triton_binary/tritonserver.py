@@ -1,8 +1,9 @@
 """Stands in for the Triton binary: readiness, stub processes, the log lines that are read, a drain.
 
 Behaves as the JSON in FAKE_TRITON says and refuses flags that the real binary does not have. Keys: `stubs`,
-`ready_after_s`, `fail` (last words of a failed start), `drain_s`, `held_open` (never exits after the drain),
-`ignore_sigterm`, `shm` (leave a region behind). SIGUSR1 makes it crash, SIGUSR2 makes it lose a stub.
+`ready_after_s`, `fail` (last words of a failed start), `drained` (before SIGTERM comes), `drain_s`, `held_open` (never
+exits after the drain), `ignore_sigterm`, `shm` (leave a region behind). SIGUSR1 makes it crash, SIGUSR2 makes it lose a
+stub.
 """
 
 import http.server
@@ -22,7 +23,8 @@ KNOWN = {
     "grpc-http2-min-recv-ping-interval-without-data", "metrics-address", "metrics-port", "log-verbose",
     "backend-config", "http-thread-count",
 }  # fmt: skip
-BEHAVIOURS = {"stubs", "ready_after_s", "fail", "drain_s", "held_open", "ignore_sigterm", "shm"}
+BEHAVIOURS = {"stubs", "ready_after_s", "fail", "drained", "drain_s", "held_open", "ignore_sigterm", "shm"}
+behaviour = {}
 ready = False
 asked_to_stop = threading.Event()
 
@@ -34,7 +36,7 @@ class Health(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self):
-        """The scheduler's part in a drain: says that it drains, and that it is done once SIGTERM has come."""
+        """The scheduler's part in a drain: says that it drains, and that it is done, after SIGTERM or before."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.path == "/v2/models/scheduler/generate_stream", self.path
         assert fields["drain_key"] == os.environ["TRITANDEM_DRAIN_KEY"]
@@ -42,8 +44,9 @@ class Health(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"draining")
-        asked_to_stop.wait()
-        log("I", "drained after SIGTERM")
+        if not behaviour.get("drained"):
+            asked_to_stop.wait()
+        log("I", f"drained, {asked_to_stop.is_set()=}")
         self.wfile.write(b"drained")
 
     def log_message(self, *_):
@@ -55,7 +58,7 @@ def log(level, text):
 
 
 def main():
-    global ready
+    global behaviour, ready
     flags = {}
     for word in sys.argv[1:]:
         name, _, value = word.removeprefix("--").partition("=")
