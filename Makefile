@@ -55,6 +55,6 @@ soak: $(STAMP)
 	@$(BIN)/python loadtest/soak/run.py --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(AUDIT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
+	rm -rf $(VENV) $(AUDIT) build client/build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -prune -exec rm -rf {} +

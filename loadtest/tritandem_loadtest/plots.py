@@ -101,6 +101,7 @@ def _throughput(report: Report, path: Path) -> None:
     flight.set_ylabel("requests in flight")
     flight.grid(False)
     flight.set_ylim(bottom=0)
+    flight.yaxis.get_major_locator().set_params(integer=True)
     for axes in (top, bottom):
         axes.set_ylim(bottom=0)
     _legend_above(top)

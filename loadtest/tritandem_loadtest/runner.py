@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def run(config: RunConfig, progress: Progress | None = None) -> Report:
 
     Raises LoadTestError when a generator cannot start or breaks. An invalid run is reported, not raised.
     """
+    if find_spec("locust") is None:
+        raise LoadTestError("Locust is not installed: pip install -c constraints.txt '.[loadtest]' brings it")
     with tempfile.TemporaryDirectory(prefix="tritandem-loadtest-") as scratch:
         directory = Path(config.out_dir or scratch)
         directory.mkdir(parents=True, exist_ok=True)

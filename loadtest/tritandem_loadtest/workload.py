@@ -26,12 +26,14 @@ def parse_length(text: str) -> tuple[str, float, float]:
     try:
         if kind == "":
             return "fixed", float(rest), 0.0
-        first, second = rest.split("-" if kind == "uniform" else ",")
-        if kind in ("uniform", "lognormal"):
-            return kind, float(first), float(second)
+        first, second = map(float, rest.split("-" if kind == "uniform" else ","))
+        if (kind == "uniform" and first <= second) or (kind == "lognormal" and first > 0):
+            return kind, first, second
     except ValueError:
         pass
-    raise LoadTestError(f"length {text!r} is not N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA")
+    raise LoadTestError(
+        f"length: given {text!r}, allowed: N, uniform:LOW-HIGH with LOW at most HIGH, or lognormal:MEDIAN,SIGMA"
+    )
 
 
 def draw_length(spec: tuple[str, float, float], rng: random.Random) -> int:
@@ -132,7 +134,10 @@ def as_transcript(messages: tuple[tuple[str, str], ...]) -> str:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """JSONL, one object a line with `prompt` or `messages`, optionally `max_tokens`. Raises LoadTestError."""
+    """JSONL, one object a line with `prompt` or `messages` of roles and contents, optionally `max_tokens`.
+
+    Raises LoadTestError.
+    """
     entries: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -141,6 +146,11 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
             raise LoadTestError(f"{path} line {number}: {error}") from None
         if not isinstance(entry, dict) or not ({"prompt", "messages"} & set(entry)):
             raise LoadTestError(f"{path} line {number}: needs a key 'prompt' or 'messages'")
+        messages = entry.get("messages", [])
+        if not isinstance(messages, list) or not all(
+            isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages
+        ):
+            raise LoadTestError(f"{path} line {number}: each of 'messages' needs the keys 'role' and 'content'")
         entries.append(entry)
     if not entries:
         raise LoadTestError(f"{path} holds no prompts")

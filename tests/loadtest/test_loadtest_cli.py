@@ -122,6 +122,14 @@ def test_bad_values_are_named_before_anything_starts(flags: list[str], capsys: p
     assert capsys.readouterr().err.startswith("loadtest: ")
 
 
+def test_without_locust_a_run_says_what_to_install(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "locust", None)
+    assert main(["--url", engine["raw_grpc"], *SHORT]) == EXIT_USAGE
+    assert "'.[loadtest]'" in capsys.readouterr().err
+
+
 def test_importing_and_configuring_leaves_gevent_and_matplotlib_alone() -> None:
     code = (
         "import sys, tritandem_loadtest as t; t.RunConfig(); "

@@ -72,7 +72,9 @@ def test_distributions_have_the_asked_centre_and_bounds() -> None:
     assert statistics.mean(lengths) > statistics.median(lengths)
 
 
-@pytest.mark.parametrize("text", ["", "many", "uniform:5", "normal:1,2", "lognormal:1-2"])
+@pytest.mark.parametrize(
+    "text", ["", "many", "uniform:5", "uniform:9-5", "normal:1,2", "lognormal:1-2", "lognormal:0,1"]
+)
 def test_a_wrong_length_is_named(text: str) -> None:
     with pytest.raises(LoadTestError, match="length"):
         parse_length(text)
@@ -86,8 +88,9 @@ def test_own_prompts_come_from_a_file_with_their_own_limits(tmp_path: Path) -> N
     assert calls == {("one", 5), ("User: two\n\nAssistant:", 9)}
 
 
-def test_a_broken_prompt_file_names_the_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", ['{"text": "two"}', '{"messages": [{"content": "two"}]}', '{"messages": "two"}'])
+def test_a_broken_prompt_file_names_the_line(second: str, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "one"}\n{"text": "two"}\n')
+    path.write_text(f'{{"prompt": "one"}}\n{second}\n')
     with pytest.raises(LoadTestError, match="line 2"):
         Workload(RunConfig(workload="jsonl", prompts=str(path)))
