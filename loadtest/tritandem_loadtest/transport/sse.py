@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import time
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -48,7 +49,7 @@ class SseTransport:
         path, body = self._endpoint.request(call)
         data = json.dumps(body).encode()
         result = Exchange(sent_ns=time.monotonic_ns())
-        connection = self._idle.pop() if self._idle else self._connect(timeout_s)
+        connection = self._kept() or self._connect(timeout_s)
         try:
             connection.request("POST", path, data, {"Content-Type": "application/json", "Accept": "text/event-stream"})
             response = connection.getresponse()
@@ -86,6 +87,15 @@ class SseTransport:
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
+
+    def _kept(self) -> http.client.HTTPConnection | None:
+        """An idle connection that the server has not hung up on meanwhile, as servers do after a while."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+        return None
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
