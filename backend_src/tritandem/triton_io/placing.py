@@ -11,7 +11,6 @@ import os
 import threading
 
 from ..config import Config
-from ..engine.service import CORE_THREAD
 from ..placement import ENGINE, ENGINE_HOST, Plan, limit_library_threads, pin_thread, plan_here, settle
 
 _log = logging.getLogger(__name__)
@@ -38,6 +37,8 @@ def plan_engine(config: Config, device: str) -> Plan:
 
 def place_engine(plan: Plan) -> None:
     """When the model is loaded. Threads that start later inherit the mask of the one that starts them."""
+    from ..engine.service import CORE_THREAD  # in here, for it brings torch into a process
+
     if _settle(plan, ENGINE) and plan.cpus_of(ENGINE_HOST) != plan.cpus_of(ENGINE):
         for thread in threading.enumerate():
             if thread.name == CORE_THREAD and thread.native_id is not None:
