@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from tritandem.cli.doctor import command
+from tritandem.cli.doctor import sample as doctor_sample
 from tritandem.cli.doctor.machine import MachineSample, judge_machine, read
 from tritandem.cli.doctor.sample import metrics_url
 from tritandem.cli.doctor.verdict import Severity
@@ -93,6 +95,69 @@ def test_a_named_server_that_does_not_answer_is_refused(capsys: pytest.CaptureFi
     [port] = free_ports(1)
     assert main(["doctor", "--url", f"127.0.0.1:{port}"]) == 2
     assert f"http://127.0.0.1:{port}/metrics: no metrics" in capsys.readouterr().err
+
+
+@contextmanager
+def answering(first: bytes, then: bytes = b"", every_s: float = 0.05) -> Iterator[str]:
+    """host:port of something that says `first` to the first connection, and `then` again and again."""
+    done = threading.Event()
+
+    def speak() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(first)
+            while then and not done.wait(every_s):
+                connection.sendall(then)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=speak)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        (b"", b"", "it hung up"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", b"", "it does not speak HTTP"),
+        (b"\x00\x00\x18\x04\x00" * 9, b"", "it does not speak HTTP"),  # HTTP/2, as a gRPC port does
+        (HEAD + b"\xff\xfe", b"", "the answer is not text"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nnv_x 1\n", b"", "without any tritandem_*"),
+        (HEAD, b"# a comment\n", "the answer has no end"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", b"", "Not Found"),
+    ],
+)
+def test_whatever_is_no_metrics_port_is_refused_in_one_line(
+    first: bytes, then: bytes, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_sample, "WHOLE_TIMEOUT_S", 0.3)
+    with answering(first, then) as address:
+        assert main(["doctor", "--url", address]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tritandem: http://{address}/metrics: ")
+    assert words in line
+
+
+def test_a_port_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor_sample, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert main(["doctor", "--url", f"127.0.0.1:{listening.getsockname()[1]}"]) == 2
+    assert "no metrics (timed out)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["box:port", "http://", "http://[::1", "box:8002 x", ""])
+def test_a_url_that_is_none_is_refused_in_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--url", url, "--seconds", "1"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tritandem: ")
 
 
 def test_a_server_that_published_nothing_in_that_time_gets_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:

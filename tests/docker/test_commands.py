@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from deployment_files import DOCKER, ROOT
 from tritandem.cli.main import build_parser
+from tritandem.server.command import arguments
+from tritandem.server.foreign_flags import known_flags
+from tritandem.server.locate import find_install
+from tritandem.server.options import ServeOptions
 
 PAGES = (ROOT / "README.md", DOCKER / "README.md")
 # tritonserver's, which `tritandem serve` hands on.
@@ -51,6 +55,17 @@ def test_subcommands_and_flags_exist(page: Path) -> None:
         flags = {flag for action in known[name]._actions for flag in action.option_strings}
         used = set(re.findall(r"(?<=\s)--[a-z][a-z-]*", words))
         assert used <= flags | (TRITONS_FLAGS if name == "serve" else set()), f"tritandem {words}: {used - flags}"
+
+
+def test_flags_of_tritons_are_those_of_the_installed_triton() -> None:
+    pytest.importorskip("pytriton", reason="nvidia-pytriton is not installed")
+    known = known_flags(find_install())
+    assert {flag.removeprefix("--") for flag in TRITONS_FLAGS} <= known
+    assert {word.partition("=")[0].removeprefix("--") for word in _our_flags()} <= known
+
+
+def _our_flags() -> list[str]:
+    return arguments(ServeOptions(None, Path()), find_install(), Path(), Path(), "prefix", "key")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

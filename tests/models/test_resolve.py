@@ -33,6 +33,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         fetch.fetch("smollm3", say)
 
 
+def test_an_empty_name_is_refused_as_such() -> None:
+    for spec in ("", "  "):
+        with pytest.raises(Refusal, match="model '' is empty: give a folder"):
+            resolve_model(spec, print)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_text("")
     with pytest.raises(Refusal, match=r"neither a folder nor a .gguf file"):

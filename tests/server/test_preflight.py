@@ -9,6 +9,7 @@ import pytest
 from tritandem.contracts import ConfigError
 from tritandem.host import Refusal
 from tritandem.server import preflight
+from tritandem.server.foreign_flags import known_flags, refuse_unknown_flags
 from tritandem.server.locate import check_python, find_install, stub_python
 from tritandem.server.options import ServeOptions
 from tritandem.server.ports import free_ports, why_not_bindable
@@ -140,6 +141,36 @@ def test_an_engine_on_a_device_that_is_not_there_is_refused_before_the_start(
         preflight.check_devices(ServeOptions(None, tmp_path))
     (second / "config.pbtxt").write_text('parameters { key: "device" value { string_value: "" } }\n')
     preflight.check_devices(ServeOptions(None, tmp_path))
+
+
+KNOWN = ("log-verbose", "log-info", "trace-config", "grpc-port")
+
+
+@pytest.mark.parametrize(
+    "words", [("--log-verbose=1",), ("--log-verbose", "1", "--trace-config=level=OFF"), ("--grpc-po=5",), ()]
+)
+def test_flags_that_triton_has_pass(words: tuple[str, ...]) -> None:
+    refuse_unknown_flags(words, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--bogus-flag",), "unknown flag '--bogus-flag': neither `tritandem serve` nor tritonserver has it"),
+        (("--log-verbos=1", "--log_info=1"), r"unknown flag '--log_info=1': .*: did you mean --log-info\?"),
+        (("-x",), "unknown flag '-x'"),
+        (("--log-verbose=1", "2"), "unexpected argument '2': flags look like --name=value"),
+        (("model",), "unexpected argument 'model'"),
+    ],
+)
+def test_flags_that_nobody_has_are_named(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
+        refuse_unknown_flags(words, KNOWN)
+
+
+def test_a_binary_that_does_not_tell_its_flags_is_believed(fake_install) -> None:
+    assert known_flags(fake_install) == frozenset()
+    preflight.check_flags(ServeOptions(None, Path(), extra_flags=("--of-a-later-triton=1",)))
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(), reason="this machine may have a GPU")

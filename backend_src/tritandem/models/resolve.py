@@ -19,6 +19,8 @@ def resolve_model(spec: str, say: Say) -> Path:
 
     A path wins over a name, and a name over a hub id; something that looks like a path is never asked of a hub.
     """
+    if not spec.strip():
+        raise Refusal("model '' is empty", "give a folder, a .gguf file, a name of `tritandem model list`, or a hub id")
     path = Path(spec).expanduser()
     if path.is_dir():
         return path.resolve()

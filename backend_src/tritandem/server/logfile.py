@@ -15,6 +15,8 @@ _LOADED = re.compile(r"successfully loaded '([^']+)'")
 _LOADING = re.compile(r"^\"?loading: ([^\"\s]+?)(?::\d+)?\"?$")
 _FAILED = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 _EMPTY = {"", '"'}
+# getopt's words, before pages of help.
+_USAGE = re.compile(r"tritonserver: (unrecognized option|option .* requires an argument)")
 # Triton's errors about a GPU that the machine does not have; a driver that fails speaks through the engine.
 _WITHOUT_GPU = re.compile(r"CudaDriverHelper has not been initialized|CUDA driver version is insufficient")
 # What is said once the last running request of a drain has ended: by Triton, which waits for HTTP connections first,
@@ -72,7 +74,7 @@ def explain_failure(log: str) -> str:
         text = match[3].strip('"') if match else line
         if failed := _FAILED.search(text):
             return f"model {failed[1]}: {failed[2].strip()}"
-        if (match and match[1] in "EF") or line.startswith(("error:", "cannot execute")):
+        if (match and match[1] in "EF") or line.startswith(("error:", "cannot execute")) or _USAGE.search(line):
             errors.append(text.strip())
     if errors:
         return errors[0]

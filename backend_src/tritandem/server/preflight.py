@@ -17,6 +17,7 @@ from ..contracts import ConfigError
 from ..host import Refusal
 from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
+from .foreign_flags import known_flags, refuse_unknown_flags
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
 from .ports import why_not_bindable
@@ -57,6 +58,11 @@ def check_triton(options: ServeOptions) -> None:
             f"there is no python3 beside {sys.executable}, and Triton's stubs look for that name",
             "install into a virtual environment and run tritandem from there",
         )
+
+
+def check_flags(options: ServeOptions) -> None:
+    if options.extra_flags and (known := known_flags(find_install())):
+        refuse_unknown_flags(options.extra_flags, known)
 
 
 def check_numpy(options: ServeOptions) -> None:
@@ -171,6 +177,7 @@ def _config(options: ServeOptions) -> Config:
 
 CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("Triton binary and Python", check_triton),
+    ("flags for Triton", check_flags),
     ("numpy", check_numpy),
     ("configuration file", check_engine_config),
     ("tracing", check_tracing),

@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
         return 0 if check_start(args) else EXIT_REFUSED
     from .sample import fetch, metrics_url
 
-    url = metrics_url(args.url or LOCAL_URL)
+    url = metrics_url(LOCAL_URL if args.url is None else args.url)
     try:
         before = fetch(url)
     except ConfigError as error:
-        if args.url:
+        if args.url is not None:
             raise
         print(f"tritandem: {error}", file=sys.stderr)
         print(

@@ -5,17 +5,20 @@ Knows nothing about what a metric means. `fetch` is the only thing here that doe
 
 from __future__ import annotations
 
+import http.client
 import re
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from tritandem.contracts import ConfigError
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # of each wait for the server
+WHOLE_TIMEOUT_S = 15.0
+MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Pair:
 
 
 def parse(text: str, at_s: float) -> Sample:
-    """Prometheus's text format. Raises ValueError for anything else."""
+    """Prometheus's text format. Raises ValueError for anything else, or IndexError: its parser looks beyond the end."""
     from prometheus_client.parser import text_string_to_metric_families
 
     written = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -115,7 +118,12 @@ def parse(text: str, at_s: float) -> Sample:
 def metrics_url(given: str) -> str:
     """`host:port`, a server's address or the full URL -> the full URL. Raises ConfigError."""
     url = given if "://" in given else f"http://{given}"
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, brackets that do not match
+        good = False
+    if not good or re.search(r"\s", url):
         raise ConfigError(f"--url: given {given!r}, allowed: host:port or an http(s) URL of the metrics port")
     return url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
 
@@ -123,14 +131,32 @@ def metrics_url(given: str) -> str:
 def fetch(url: str) -> Sample:
     """Raises ConfigError where nobody answers, or not with the metrics of a Tritandem server."""
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            text = response.read().decode()
-        sample = parse(text, time.monotonic())
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"{url}: no metrics ({reason}); --url takes the metrics port of a running server") from error
+        sample = parse(_read(url), time.monotonic())
+    except UnicodeDecodeError:
+        raise _refusal(url, "the answer is not text") from None
+    except http.client.BadStatusLine as error:
+        silent = isinstance(error, http.client.RemoteDisconnected)
+        raise _refusal(url, "it hung up" if silent else "it does not speak HTTP") from error
+    except (OSError, ValueError, IndexError, http.client.HTTPException) as error:  # IndexError: half a line of metrics
+        raise _refusal(url, str(getattr(error, "reason", error)) or type(error).__name__) from error
     if not any(name.startswith("tritandem_") for name in sample.series):
         raise ConfigError(
             f"{url}: Triton's metrics without any tritandem_*; is telemetry.metrics off, or is it another server?"
         )
     return sample
+
+
+def _read(url: str) -> str:
+    """Raises OSError, HTTPException, or ValueError for an answer that does not end."""
+    parts, length, end_s = [], 0, time.monotonic() + WHOLE_TIMEOUT_S
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        while part := response.read1(1 << 16):
+            parts.append(part)
+            length += len(part)
+            if length > MOST_BYTES or time.monotonic() > end_s:
+                raise ValueError(f"the answer has no end: {length} bytes in {WHOLE_TIMEOUT_S:g} s at most")
+    return b"".join(parts).decode()
+
+
+def _refusal(url: str, reason: str) -> ConfigError:
+    return ConfigError(f"{url}: no metrics ({reason}); --url takes the metrics port of a running server")
