@@ -77,6 +77,16 @@ def test_typed_and_json_values_of_one_field_must_agree() -> None:
         request(PROMPT | {"max_tokens": one(5, np.int32)}, {"max_tokens": 6})
 
 
+def test_a_float32_tensor_means_the_decimal_that_was_written() -> None:
+    for name, value in (("repetition_penalty", 0.01), ("top_p", 0.9), ("temperature", 1e-3)):
+        assert getattr(request(PROMPT | {name: one(value, np.float32)}).sampling, name) == value
+    with pytest.raises(InvalidRequest, match=r"repetition_penalty: given 0.009, allowed: a number in \[0.01"):
+        request(PROMPT | {"repetition_penalty": one(0.009, np.float32)})
+    for value in (np.nan, np.inf):
+        with pytest.raises(InvalidRequest, match=f"temperature: given {value}"):
+            request(PROMPT | {"temperature": one(value, np.float32)})
+
+
 def test_older_names_mean_the_same_field() -> None:
     made = request(PROMPT | {"min_length": one(3, np.int32), "random_seed": one(9, np.uint64)})
     assert (made.sampling.min_tokens, made.sampling.seed) == (3, 9)

@@ -86,11 +86,12 @@ class Inputs:
         return None if flat is None else bool(flat[0])
 
     def number(self, name: str) -> int | float | None:
-        """A Python int or float, whichever the dtype is."""
+        """A Python int or float, whichever the dtype is; of a float32 the shortest decimal that it stands for: who sends
+        0.01 means 0.01, which float32 does not have."""
         flat = self.flat(name)
         if flat is None:
             return None
-        value: int | float = flat[0].item()
+        value: int | float = float(str(flat[0])) if flat.dtype == np.float32 else flat[0].item()
         return value
 
     def ids(self, name: str) -> Int32Array | None:
