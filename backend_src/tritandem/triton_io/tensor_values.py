@@ -86,7 +86,7 @@ class Inputs:
         return None if flat is None else bool(flat[0])
 
     def number(self, name: str) -> int | float | None:
-        """A Python int or float, whichever the dtype is; of a float32 the shortest decimal that it stands for: who sends
+        """A Python int or float, whichever the dtype is; of a float32 the shortest decimal that it means: who sends
         0.01 means 0.01, which float32 does not have."""
         flat = self.flat(name)
         if flat is None:
