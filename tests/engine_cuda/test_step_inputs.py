@@ -184,3 +184,38 @@ def test_no_chunk_at_all_leaves_only_padding(kernel_device: torch.device) -> Non
     assert inputs.starts.tolist() == [0] * 5
     assert inputs.context_lens.tolist() == [0] * 4
     assert_same_rows(state, SlotState.empty(SLOTS, BLOCKS, VOCAB, kernel_device))
+
+
+@pytest.mark.parametrize("decode", [[], [5, 1, 8], [(1, 2, 4, 5, 6, 8)[n % 6] for n in range(150)]], ids=len)
+def test_what_a_pass_is_fed_equals_reading_it_one_by_one(kernel_device: torch.device, decode: list[int]) -> None:
+    """Without decode rows, with some, and with more than one program reads; the chunks are padded."""
+    from tritandem.engine.step_inputs_cuda import PassInputs, begin_pass
+
+    state = scrambled(kernel_device, 3)
+    state.finished[SLOTS], state.block_table[SLOTS], state.length[SLOTS] = True, 0, 0
+    chunks = chunks_of((3, 4, 200, False), (0, 0, 3, True), (7, 90, 30, True))
+    rows = torch.zeros(160, dtype=torch.int64, device=kernel_device)
+    inputs = tell(
+        StepPlan(0, prefill=chunks, decode_slots=decode), state, rows, new_rows=True, size=(256, 8), pick=True
+    )
+    assert isinstance(inputs, PassInputs)
+    taken = rows[: len(decode) + 2 if decode else 0]  # two rows of padding
+    want = inputs.batch(state, 16, 256, BLOCKS * 16)
+    ids, lens = state.last_token[taken], torch.where(state.finished[taken], 0, state.length[taken] + 1)
+    lengths = state.length.clone()
+    lengths[[3, 0, 7]] = torch.tensor([204, 3, 120], dtype=torch.int32, device=kernel_device)
+    record = torch.full((1,), 6, dtype=torch.int64, device=kernel_device)
+
+    got = begin_pass(inputs, state, taken, 16, record)
+
+    assert torch.equal(got.ids, torch.cat((ids, inputs.ids.long())))
+    assert torch.equal(got.positions, inputs.positions.long())
+    assert torch.equal(got.row_lens, lens.to(torch.int32))
+    assert got.logit_rows.tolist() == [*range(len(taken)), *(len(taken) + row for row in inputs.last_rows.tolist())]
+    assert torch.equal(got.chunks.slot_mapping, want.slot_mapping)
+    assert torch.equal(got.chunks.block_tables, want.block_tables)
+    assert torch.equal(got.chunks.context_lens, want.context_lens)
+    assert torch.equal(got.chunks.query_starts, want.query_starts)
+    assert (got.chunks.max_query_tokens, got.chunks.max_context_tokens) == (256, BLOCKS * 16)
+    assert torch.equal(state.length, lengths)
+    assert record.tolist() == [7]

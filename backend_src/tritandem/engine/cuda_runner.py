@@ -27,7 +27,7 @@ from .model_loader import LoadedModel
 from .slots import SlotState
 from .staging import StagingPool, choose_route
 from .step import PrefillChunk, SamplingFeatures, StepFailed, StepPlan, StepResult
-from .step_inputs_cuda import PassInputs, pack_step, spread, write_rare
+from .step_inputs_cuda import PassInputs, StepWords, pack_step, spread, write_rare
 from .streams import Streams, cuda_event
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ class CudaRunner:
                 self._ring_host = self._ring.numpy()
                 self._report = Report(self._ring, record)
                 self._step = step = DecodeStep(self.state, self._decode_forward, self._report, max_rows, MAX_CHUNKS)
+                nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
+                spread(nothing, StepWords([], decode_rows=0), self.state, step.rows, None, False)  # compiles it now
                 self.captures = graph_cache = GraphCache(
                     self.streams.compute, config.cuda_graphs and self.forward.paged
                 )
@@ -170,6 +172,12 @@ class CudaRunner:
 
     def pending(self) -> int:
         return len(self._in_flight) + len(self._read)
+
+    def busy(self) -> bool:
+        try:
+            return bool(self._in_flight) and not _passed(self._in_flight[-1].done)
+        except RuntimeError:  # the device broke: `collect` says whose step that was
+            return False
 
     def close(self) -> None:
         self.streams.close()

@@ -17,6 +17,7 @@ from .sampler import sample
 from .slot_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, report_kernel
 from .slots import RECENT_TOKENS, SlotState
 from .step import SamplingFeatures
+from .step_inputs_cuda import PassBatch, PassInputs, begin_pass
 
 GREEDY = SamplingFeatures()
 _ARGMAX_PARTS = 32
@@ -83,6 +84,15 @@ class DecodeStep:
         )
         return ids, positions, context_lens, rows
 
+    def begin_pass(
+        self, inputs: PassInputs, bucket: int, block_tokens: int, rehearsal: bool
+    ) -> tuple[PassBatch, torch.Tensor]:
+        """The same for a pass of the first `bucket` rows (0 is allowed) and the chunks in `inputs`: what the model is
+        fed and the rows' slots."""
+        rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
+        report = self._rehearsal if rehearsal else self._report
+        return begin_pass(inputs, self._state, rows, block_tokens, report.record), rows
+
     def choose(
         self, logits: torch.Tensor, rows: torch.Tensor, features: SamplingFeatures, report: Report, decode: bool
     ) -> None:
@@ -92,7 +102,7 @@ class DecodeStep:
         """
         if features == GREEDY:
             none = rows[:0]
-            self._pick(logits, *((rows, none) if decode else (none, rows)), report, self._always, begins=False)
+            self._pick(logits, *((rows, none) if decode else (none, rows)), report, self._always)
             return
         state, count = self._state, rows.shape[0]
         sampled = sample(logits.float(), rows, state, features)
@@ -121,13 +131,10 @@ class DecodeStep:
     def pick(
         self, logits: torch.Tensor, rows: torch.Tensor, firsts: torch.Tensor, active: torch.Tensor, rehearsal: bool
     ) -> None:
-        """Greedily the next tokens of `rows`, for which `begin` was called, and the first ones of `firsts`, slots
-        int64, from logits [R, V] in that order: one record of R rows. `active` int32 [1]: 0 changes no slot.
-
-        Without `rows` the record is counted up here.
+        """Greedily the next tokens of `rows` and the first ones of `firsts`, slots int64, from logits [R, V] in that
+        order: one record of R rows, which `begin_pass` has counted up. `active` int32 [1]: 0 changes no slot.
         """
-        report = self._rehearsal if rehearsal else self._report
-        self._pick(logits, rows, firsts, report, active, begins=rows.shape[0] == 0)
+        self._pick(logits, rows, firsts, self._rehearsal if rehearsal else self._report, active)
 
     def _pick(
         self,
@@ -136,7 +143,6 @@ class DecodeStep:
         firsts: torch.Tensor,
         report: Report,
         active: torch.Tensor,
-        begins: bool,
     ) -> None:
         state, (count, vocab_size), split = self._state, logits.shape, rows.shape[0]
         finished = state.finished.view(torch.uint8)
@@ -152,12 +158,10 @@ class DecodeStep:
             state.stop_ids,
             self._best,
             self._best_ids,
-            report.record,
             vocab_size,
             STOPS=MAX_STOP_TOKEN_IDS,
             PARTS=_ARGMAX_PARTS,
             BLOCK_V=min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS))),
-            BEGINS=begins,
             num_warps=4,
         )
         greedy_advance_kernel[(count,)](

@@ -170,21 +170,11 @@ class MixedPasses:
 
     def _enqueue(self, size: PassSize, rehearsal: bool) -> None:
         inputs = self.inputs(size)
-        batch = inputs.batch(
-            self._state, self._block_tokens, size.tokens, self._state.block_table.shape[1] * self._block_tokens
-        )
-        ids, rows, context_lens = inputs.ids.long(), inputs.slots[:0], inputs.context_lens[:0]
-        logit_rows = inputs.last_rows + size.rows
-        if size.rows:
-            row_ids, _, context_lens, rows = self._step.begin(size.rows, rehearsal)
-            ids = torch.cat((row_ids, ids))
-            every = torch.arange(size.rows, dtype=torch.int64, device=ids.device)
-            logit_rows = torch.cat((every, logit_rows))
+        fed, rows = self._step.begin_pass(inputs, size.rows, self._block_tokens, rehearsal)
         logits = self._forward.mixed(
-            self._state, self._block_tokens, ids, inputs.positions.long(), logit_rows, batch, rows, context_lens
+            self._state, self._block_tokens, fed.ids, fed.positions, fed.logit_rows, fed.chunks, rows, fed.row_lens
         )
         self._logits[: logits.shape[0]].copy_(logits)
-        self._state.length.index_copy_(0, inputs.slots, inputs.context_lens)
         firsts = self._nobody[: size.chunks] if rehearsal else inputs.last_slots
         self._step.pick(logits, rows, firsts, inputs.pick, rehearsal)
 

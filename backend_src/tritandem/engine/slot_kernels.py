@@ -55,18 +55,14 @@ def argmax_kernel(
     stop_ids,  # int64 [N + 1, STOPS]
     best,  # float32 [R, PARTS] out
     best_ids,  # int32 [R, PARTS] out
-    record,  # int64 [1]
     V,
     STOPS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    BEGINS: tl.constexpr,  # nothing before this launch has counted the record up
 ):
     """Largest logit of each part of the vocabulary; a NaN wins so that it is noticed. First id on ties."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    if BEGINS and row + part == 0:
-        tl.store(record, tl.load(record) + 1)
     slot = _slot_of(row, rows, firsts, split)
     top = float("-inf")
     top_id = 0

@@ -243,3 +243,127 @@ def step_input_kernel(
             chunks_at, chunks, lasts, tokens, slots_out, last_rows, last_slots, starts_out, lens, C, pad_slot, BLOCK
         )
         tl.store(lens + chunks_wide, pick)
+
+
+@triton.jit
+def _begin_rows(part, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, S, BLOCK: tl.constexpr):
+    """Decode rows come first in the pass; the logits of every one are wanted."""
+    row = part * BLOCK + tl.arange(0, BLOCK)
+    ok = row < S
+    slot = tl.load(rows + row, mask=ok, other=0)
+    at = tl.load(length + slot, mask=ok, other=0)
+    idle = tl.load(finished + slot, mask=ok, other=1) != 0
+    tl.store(packed_ids + row, tl.load(last_token + slot, mask=ok, other=0), mask=ok)
+    tl.store(row_lens + row, tl.where(idle, 0, at + 1), mask=ok)
+    tl.store(logit_rows + row, row.to(tl.int64), mask=ok)
+
+
+@triton.jit
+def _begin_tokens(
+    part,
+    token_slots,
+    ids,
+    positions,
+    block_table,
+    packed_ids,
+    wide_positions,
+    slot_mapping,
+    T,
+    block_tokens,
+    max_blocks,
+    BLOCK: tl.constexpr,
+):
+    index = part * BLOCK + tl.arange(0, BLOCK)
+    ok = index < T
+    position = tl.load(positions + index, mask=ok, other=0)
+    entry = tl.load(token_slots + index, mask=ok, other=0) * max_blocks + position // block_tokens
+    block = tl.load(block_table + entry, mask=ok, other=0).to(tl.int64)
+    tl.store(slot_mapping + index, block * block_tokens + position % block_tokens, mask=ok)
+    tl.store(wide_positions + index, position.to(tl.int64), mask=ok)
+    tl.store(packed_ids + index, tl.load(ids + index, mask=ok, other=0).to(tl.int64), mask=ok)
+
+
+@triton.jit
+def _begin_chunk(
+    chunk,
+    slots,
+    last_rows,
+    context_lens,
+    block_table,
+    length,
+    tables,
+    logit_rows,
+    S,
+    max_blocks,
+    BLOCK: tl.constexpr,
+):
+    slot = tl.load(slots + chunk)
+    tl.store(length + slot, tl.load(context_lens + chunk))
+    tl.store(logit_rows + S + chunk, tl.load(last_rows + chunk) + S)
+    lanes = tl.arange(0, BLOCK)
+    for start in range(0, max_blocks, BLOCK):
+        ok = start + lanes < max_blocks
+        blocks = tl.load(block_table + slot * max_blocks + start + lanes, mask=ok, other=0)
+        tl.store(tables + chunk.to(tl.int64) * max_blocks + start + lanes, blocks, mask=ok)
+
+
+@triton.jit(do_not_specialize=["S", "T", "C"])
+def begin_pass_kernel(
+    rows,  # int64 [S] slots that decode
+    last_token,
+    length,
+    finished,
+    block_table,
+    token_slots,  # what `step_input_kernel` left, from here
+    slots,
+    last_rows,
+    ids,
+    positions,
+    context_lens,
+    packed_ids,  # int64 [S + T] out
+    wide_positions,  # int64 [T] out
+    slot_mapping,  # int64 [T] out
+    row_lens,  # int32 [S] out: 0 for idle rows
+    tables,  # int32 [C, max_blocks] out
+    logit_rows,  # int64 [S + C] out: decode rows, then the packed index of the ends of prompts
+    record,  # int64 [1] number of the report this pass writes: counted up
+    S,
+    T,
+    C,
+    block_tokens,
+    max_blocks,
+    BLOCK: tl.constexpr,
+):
+    """Read what a pass feeds to the model. Programs: one for BLOCK decode rows and BLOCK tokens each, one a chunk.
+
+    The chunks' lengths go up here already: nothing in the pass reads those of rows that do not decode.
+    """
+    program = tl.program_id(0)
+    first_token = tl.cdiv(S, BLOCK)
+    first_chunk = first_token + tl.cdiv(T, BLOCK)
+    if program == 0:
+        tl.store(record, tl.load(record) + 1)
+    if program < first_token:
+        _begin_rows(program, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, S, BLOCK)
+    elif program < first_chunk:
+        part = program - first_token
+        token_ids = packed_ids + S
+        _begin_tokens(
+            part,
+            token_slots,
+            ids,
+            positions,
+            block_table,
+            token_ids,
+            wide_positions,
+            slot_mapping,
+            T,
+            block_tokens,
+            max_blocks,
+            BLOCK,
+        )
+    else:
+        chunk = program - first_chunk
+        _begin_chunk(
+            chunk, slots, last_rows, context_lens, block_table, length, tables, logit_rows, S, max_blocks, BLOCK
+        )
