@@ -11,8 +11,11 @@ import torch
 
 from .attention.paged_cuda import next_power_of_two
 from .linear_kernels import few_row_kernel, one_row_kernel
+from .prefetch_kernels import LINE_BYTES
 
 _NORM_CHUNK = 256
+_LINES_AHEAD = 32  # of a small matrix's row, asked for while the kernel waits: 2,048 elements
+_SMALL_COLUMNS, _SMALL_INNER = 8192, 2048
 _LARGEST_NORM_AHEAD = 2048  # longer rows would be read by every program twice: their squares come with the product
 
 
@@ -35,7 +38,8 @@ def choose_linear_tiles(
     Pure; measured on an H200 as whole decode steps (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds
     read the weights faster than any matrix-unit kernel tried; a gated program reads twice the rows, so it takes
     half as many. Up to 64 rows of a small matrix, 16 of a larger one: launches are what costs, so fusing norm,
-    gate and residual pays, and kernels that overlap the one before them pay once more. Everything else, long
+    gate and residual pays, and kernels that overlap the one before them, which is when their weights may come from
+    memory already, pay once more. Everything else, long
     inner dimensions and heads over a whole vocabulary among it: the library.
     """
     if dtype == torch.float32:
@@ -46,17 +50,28 @@ def choose_linear_tiles(
         if inner <= 8192:
             return LinearTiles(1, 2 if gated else 4, 2048, 8, 1)
         return LinearTiles(1, 4 if gated else 8, 512, 4, 1)
-    if inner <= 2048 and columns <= 8192:
-        if inner <= 1024:
-            return (
-                LinearTiles(16, 16, 64, 2, 9) if rows <= 32 else LinearTiles(32, 64, 64, 4, 5) if rows <= 64 else None
-            )
+    if _is_small(columns, inner):
         if rows <= 16:
             return LinearTiles(16, 16, 128, 4, 5)
-        return LinearTiles(32, 16, 64, 4, 6) if rows <= 32 else LinearTiles(16, 16, 64, 2, 9) if rows <= 64 else None
+        if rows <= 32:
+            return LinearTiles(16, 16, 64, 4, 9)
+        if rows <= 64:
+            return LinearTiles(32, 64, 64, 4, 5) if inner <= 1024 else LinearTiles(16, 16, 64, 2, 9)
+        return None
     if rows <= 16 and inner <= 8192 and columns <= 32768:
         return LinearTiles(16, 64, 128, 4, 4)
     return None
+
+
+def _is_small(columns: int, inner: int) -> bool:
+    """A matrix whose product takes about as long as its launch and the memory's latency."""
+    return columns <= _SMALL_COLUMNS and inner <= _SMALL_INNER
+
+
+def _lines_ahead(columns: int, inner: int, element_bytes: int) -> int:
+    """Larger matrices keep the memory busy by themselves: asked for ahead, theirs took 10 to 20 percent longer."""
+    lines = -(-inner * element_bytes // LINE_BYTES)
+    return min(_LINES_AHEAD, next_power_of_two(lines)) if _is_small(columns, inner) else 0
 
 
 def few_row_linear(
@@ -89,6 +104,7 @@ def few_row_linear(
         "HAS_RESIDUAL": residual is not None,
         "GATED": gated,
         "OVERLAP": overlap,
+        "LINES_AHEAD": _lines_ahead(columns, inner, weight.element_size()),
         "launch_pdl": overlap,
         "num_warps": tiles.warps,
     }

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .prefetch_kernels import fetch_rows
+
 
 @triton.jit
 def one_row_kernel(
@@ -31,10 +33,12 @@ def one_row_kernel(
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ):
     """out = [residual +] [silu gate of] (weight @ (x / rms(x)) + bias), without the matrix unit.
 
-    With OVERLAP a matrix of one tile a program is on its way before the kernel waits for the one that makes `x`.
+    With OVERLAP the weights of one tile a program, or LINES_AHEAD cache lines of each row of more, are on their way
+    before the kernel waits for the one that makes `x`.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -58,6 +62,10 @@ def one_row_kernel(
         squares = value * value
     else:
         if OVERLAP:
+            if LINES_AHEAD > 0:
+                fetch_rows(weight, columns, column_ok, K, LINES_AHEAD)
+                if GATED:
+                    fetch_rows(weight + N * K, columns, column_ok, K, LINES_AHEAD)
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
         for start in range(0, K, BLOCK_K):
@@ -108,12 +116,14 @@ def few_row_kernel(
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LINES_AHEAD: tl.constexpr,
 ):
     """out = [residual +] [silu gate of] ((x / rms(x)) @ weight.T + bias).
 
     1 / rms is one factor a row and is applied after the product, so that tiles of `x` go to the matrix unit
     untouched. Its squares are summed beforehand, NORM_K elements at a time, or with NORM_K 0 from the product's
-    own tiles. Weights are the left operand: the matrix unit's large dimension lies along N.
+    own tiles. Weights are the left operand: the matrix unit's large dimension lies along N. With OVERLAP the first
+    LINES_AHEAD cache lines of each of their rows are on their way before the kernel waits.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -121,6 +131,10 @@ def few_row_kernel(
     column_ok = columns < N
     row_ok = rows < M
     if OVERLAP:
+        if LINES_AHEAD > 0:
+            fetch_rows(weight, columns, column_ok, K, LINES_AHEAD)
+            if GATED:
+                fetch_rows(weight + N * K, columns, column_ok, K, LINES_AHEAD)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     squares = tl.zeros([BLOCK_M], dtype=tl.float32)

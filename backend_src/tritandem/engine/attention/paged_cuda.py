@@ -17,6 +17,7 @@ from .interface import AttentionBatch
 from .paged_kernels import decode_kernel, prefill_kernel
 
 _MAX_SPLITS = 32
+_TOKENS_AHEAD = 256  # of a part of the context, asked for while the kernel waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +271,7 @@ class PagedAttention:
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,
             OVERLAP=overlap,
+            TOKENS_AHEAD=_TOKENS_AHEAD,
             launch_pdl=overlap,
             num_warps=tiles.warps,
             num_stages=tiles.stages,

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..prefetch_kernels import fetch_lines
+
 
 @triton.jit
 def _capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
@@ -75,16 +77,16 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     OVERLAP: tl.constexpr,
+    TOKENS_AHEAD: tl.constexpr,
 ):
     """One program: one sequence, one KV head (all its query heads), one part of the context.
 
-    FUSED: rotates Q and K of the new token, stores its K and V, and attends over cache + new token.
+    FUSED: rotates Q and K of the new token, stores its K and V, and attends over cache + new token. With OVERLAP, K
+    and V of the first TOKENS_AHEAD positions of the part are on their way before the kernel waits for the one that
+    makes `query`: lengths, tables and cache were written before that one began.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     GROUP: tl.constexpr = H // KVH
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -93,10 +95,6 @@ def decode_kernel(
     dims = tl.arange(0, BLOCK_D)
     query_ok = (heads < GROUP)[:, None] & (dims < D)[None, :]
     out_at = out + (row * H + kv_head * GROUP + heads)[:, None] * D + dims[None, :]
-    if length == 0:
-        if split == 0:
-            tl.store(out_at, tl.zeros([GROUP_PAD, BLOCK_D], dtype=out.dtype.element_ty), mask=query_ok)
-        return
     past = length
     if FUSED:
         past = length - 1
@@ -106,25 +104,41 @@ def decode_kernel(
     tiles = tl.cdiv(past - first, BLOCK_N)
     tiles_here = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
     parts = tl.maximum(tl.cdiv(tiles, tiles_here), 1)
+    start = first + split * tiles_here * BLOCK_N
+    stop = tl.minimum(start + tiles_here * BLOCK_N, past)
+    table = block_tables + row.to(tl.int64) * table_stride
+    if FUSED:
+        table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
+    if OVERLAP:
+        if TOKENS_AHEAD > 0:
+            if start < stop:
+                ahead = tl.minimum(start + tl.arange(0, TOKENS_AHEAD), stop - 1)
+                blocks_ahead = tl.load(table + ahead // BLOCK_TOKENS).to(tl.int64)
+                at_ahead = ((blocks_ahead * BLOCK_TOKENS + ahead % BLOCK_TOKENS) * KVH + kv_head) * D
+                for line in tl.static_range(0, D, 64):  # elements of two bytes
+                    fetch_lines(key_cache + at_ahead + line)
+                    fetch_lines(value_cache + at_ahead + line)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if length == 0:
+        if split == 0:
+            tl.store(out_at, tl.zeros([GROUP_PAD, BLOCK_D], dtype=out.dtype.element_ty), mask=query_ok)
+        return
     if split >= parts:
         return
 
     if FUSED:
-        table = block_tables + tl.load(table_rows + row).to(tl.int64) * table_stride
         cos = tl.load(cos_table + past * D + dims, mask=dims < D, other=0.0)
         sin = tl.load(sin_table + past * D + dims, mask=dims < D, other=0.0)
         q_at = query + row * query_stride + (kv_head * GROUP + heads)[:, None] * D
         q = _rotated(q_at, dims, cos, sin, query_ok, query_norm, norm_eps, D, HAS_NORM).to(query.dtype.element_ty)
     else:
-        table = block_tables + row.to(tl.int64) * table_stride
         q_at = query + row * query_stride + (kv_head * GROUP + heads)[:, None] * D + dims[None, :]
         q = tl.load(q_at, mask=query_ok, other=0.0)
 
     best = tl.full([GROUP_PAD], float("-inf"), dtype=tl.float32)
     total = tl.zeros([GROUP_PAD], dtype=tl.float32)
     acc = tl.zeros([GROUP_PAD, BLOCK_D], dtype=tl.float32)
-    start = first + split * tiles_here * BLOCK_N
-    stop = tl.minimum(start + tiles_here * BLOCK_N, past)
     for tile in range(start, stop, BLOCK_N):
         positions = tile + tl.arange(0, BLOCK_N)
         live = positions < stop
