@@ -40,6 +40,9 @@ class GatedRunner:
             raise defect
         return self._inner.pending()
 
+    def busy(self) -> bool:
+        return self._inner.busy()
+
     def close(self) -> None:
         self.closed = True
         self._inner.close()
@@ -76,6 +79,9 @@ class PacedRunner:
 
     def pending(self) -> int:
         return len(self._in_flight)
+
+    def busy(self) -> bool:
+        return time.monotonic_ns() < self._ends_ns
 
     def close(self) -> None:
         self._inner.close()

@@ -42,10 +42,18 @@ def test_a_launch_is_due_so_early_that_it_is_done_before_the_shortest_recent_ste
     assert Pace().launch_due_ns(late_ns, 0, with_prefill=False) == 0, "nothing was timed yet"
 
 
-def test_a_running_prefill_puts_the_next_launch_off_by_less_than_it_should_take() -> None:
-    pace = timed(Pace(), [(5, 0)] * 20 + [(15, 1000), (5, 0)])
-    without, behind = (pace.launch_due_ns(10**12, tokens, with_prefill=False) for tokens in (0, 1000))
-    assert 5 * MS < behind - without < 10 * MS
+def test_a_running_prefill_is_expected_to_take_no_longer_than_those_of_its_size() -> None:
+    pace = timed(Pace(), [(5, 0)] * 20 + [(6, 33), (15, 1000), (14, 900), (5, 0)])
+
+    def takes_ns(tokens: int) -> int:
+        due_ns = pace.launch_due_ns(10**12, tokens, with_prefill=False)
+        return due_ns - 10**12 + SLACK_NS if due_ns else 0
+
+    assert takes_ns(0) == 5 * MS
+    assert takes_ns(63) == 6 * MS, "as long as the smaller one at least"
+    assert takes_ns(1000) == 14 * MS
+    assert takes_ns(600) == pytest.approx(9 * MS, rel=1e-6), "its share of the 1,000"
+    assert takes_ns(300) == takes_ns(2177) == 0, "nothing of their size was timed"
 
 
 def test_a_costly_launch_is_remembered_for_a_while() -> None:

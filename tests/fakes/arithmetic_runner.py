@@ -121,6 +121,9 @@ class ArithmeticRunner:
     def pending(self) -> int:
         return len(self._unread)
 
+    def busy(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

@@ -33,6 +33,9 @@ class DelayedRunner:
     def pending(self) -> int:
         return len(self._unread)
 
+    def busy(self) -> bool:
+        return bool(self._unread)
+
     def close(self) -> None:
         self._unread.clear()
         self._inner.close()

@@ -35,5 +35,8 @@ class PoisonedRunner:
     def pending(self) -> int:
         return self._inner.pending()
 
+    def busy(self) -> bool:
+        return self._inner.busy()
+
     def close(self) -> None:
         self._inner.close()

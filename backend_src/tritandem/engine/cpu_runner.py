@@ -76,6 +76,9 @@ class CpuRunner:
     def pending(self) -> int:
         return len(self._results)
 
+    def busy(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._results.clear()
 

@@ -12,8 +12,7 @@ from .step import StepResult
 _SHARE = 0.1  # weight of the newest step
 LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
 SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
-_RECENT_STEPS = 8
-_SURE_SHARE = 0.75  # of what a prefill is expected to take: padding and cached context make it vary
+_RECENT_STEPS = 8  # of a kind
 _COST_DECAY = 0.98  # of the costliest launch, at each launch
 
 
@@ -28,7 +27,8 @@ class Pace:
         self.decode_step_ns = 0
         self._prefill_ns = self._prefill_tokens = 0.0
         self._previous_finish_ns = 0
-        self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)  # decode steps
+        # (prefill tokens, ns) of the latest steps of a kind: those whose tokens have the same number of binary digits
+        self._recent: dict[int, deque[tuple[int, int]]] = {}
         self._launch_ns = {False: 0.0, True: 0.0}  # host time of a launch, with prefill or without
 
     @property
@@ -45,7 +45,8 @@ class Pace:
             self._prefill_tokens = _average(self._prefill_tokens, prefill_tokens)
         else:
             self.decode_step_ns = int(_average(self.decode_step_ns, taken_ns))
-            self._recent_ns.append(taken_ns)
+        recent = self._recent.setdefault(prefill_tokens.bit_length(), deque(maxlen=_RECENT_STEPS))
+        recent.append((prefill_tokens, taken_ns))
         return taken_ns
 
     def note_launch(self, taken_ns: int, with_prefill: bool) -> None:
@@ -54,12 +55,14 @@ class Pace:
 
     def launch_due_ns(self, running_since_ns: int, prefill_tokens: int, with_prefill: bool) -> int:
         """When to launch the step behind the only one on the device, which was launched at `running_since_ns` and
-        prefills so many tokens; monotonic ns. Early enough for the device never to wait, going by the shortest of
-        the latest steps: whoever arrives until then joins the step instead of waiting for it. 0: nothing was timed.
+        prefills so many tokens; monotonic ns. Early enough for the device not to wait, going by the shortest of the
+        latest steps of its kind (a smaller prefill never takes longer, and never less than its share of a larger
+        one): whoever arrives until then joins the step instead of waiting for it. 0: none of that kind was timed.
         """
-        if not self._recent_ns:
+        recent = self._recent.get(prefill_tokens.bit_length())
+        if recent is None:
             return 0
-        takes_ns = min(self._recent_ns) + _SURE_SHARE * self.prefill_token_ns * prefill_tokens
+        takes_ns = min(ns * min(1.0, prefill_tokens / tokens) if tokens else ns for tokens, ns in recent)
         ends_ns = max(running_since_ns, self._previous_finish_ns) + takes_ns
         return int(ends_ns - self._launch_ns[with_prefill] - SLACK_NS)
 

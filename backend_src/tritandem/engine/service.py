@@ -30,6 +30,7 @@ from .step import Runner
 from .validation import validate
 
 MAX_LIVE_SEQUENCES = 16384
+LONGEST_LOOK_S = 0.001  # between looks at a device that may be done before it is expected to
 CORE_THREAD = "engine-core"  # launches steps; may be given a core of its own
 
 log = logging.getLogger(__name__)
@@ -142,10 +143,10 @@ class EngineService:
         """A launch is not made before it is due: whoever arrives until then is in its step."""
         with self._mail:
             while not self._closing:
-                left_ns = self._core.launch_due_ns(bool(self._added)) - time.monotonic_ns()
-                if left_ns <= 0:
+                left_s = (self._core.launch_due_ns(bool(self._added)) - time.monotonic_ns()) / 1e9
+                if left_s <= 0 or not self._core.runner.busy():
                     return
-                self._mail.wait(left_ns / 1e9)
+                self._mail.wait(min(left_s, LONGEST_LOOK_S))
 
     def _read_mail(self) -> None:
         with self._mail:

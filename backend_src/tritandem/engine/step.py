@@ -131,6 +131,9 @@ class Runner(Protocol):
     def pending(self) -> int:
         """Steps launched and not collected."""
 
+    def busy(self) -> bool:
+        """Whether the device still works on what was launched."""
+
     def close(self) -> None:
         """Wait for the device and free everything."""
 

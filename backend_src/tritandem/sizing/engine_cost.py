@@ -48,6 +48,9 @@ class InstantRunner:
     def pending(self) -> int:
         return len(self._unread)
 
+    def busy(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._unread.clear()
 
