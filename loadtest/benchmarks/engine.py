@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     vocab_size = service.spec.vocab_size
     best: dict[tuple[str, int], Measurement] = {}
     for name in left_out:
-        runs.pop(name)
+        runs.pop(name, None)
     for run in runs.values():
         run(random_prompts(1, 32, vocab_size, seed=0), 4)  # warm-up
     for size in batches:
