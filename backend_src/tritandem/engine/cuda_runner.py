@@ -179,12 +179,6 @@ class CudaRunner:
         except RuntimeError:  # the device broke: `collect` says whose step that was
             return False
 
-    def busy(self) -> bool:
-        try:
-            return bool(self._in_flight) and not _passed(self._in_flight[-1].done)
-        except RuntimeError:  # the device broke: `collect` says whose step that was
-            return False
-
     def close(self) -> None:
         self.streams.close()
         self._in_flight.clear()
