@@ -12,11 +12,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..contracts import Int32Array, InvalidRequest
-from .sampling_fields import KNOWN_NAMES, MAX_JSON_CHARS, bounded_int, is_sampling_name
+from . import client_json
+from .sampling_fields import KNOWN_NAMES, is_sampling_name
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, INPUT_OF_NAME, PARAMETERS
 from .tensor_values import Inputs
 
 MAX_MESSAGES = 10_000
+MAX_MESSAGES_CHARS = 1 << 24
 MAX_COMPARED_CHARS = 64
 
 
@@ -91,12 +93,7 @@ def _read_messages(raw: object) -> list[dict[str, Any]]:
     """The shape only; roles and contents are the chat template's to judge."""
     if not isinstance(raw, str):
         raise InvalidRequest("messages", type(raw).__name__, "a JSON text")
-    if len(raw) > MAX_JSON_CHARS * 16:
-        raise InvalidRequest("messages", f"{len(raw)} characters", f"at most {MAX_JSON_CHARS * 16} characters")
-    try:
-        messages = json.loads(raw, parse_int=bounded_int("messages"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("messages", f"malformed JSON ({error})", "a JSON list of {role, content}") from error
+    messages = client_json.parse("messages", raw, MAX_MESSAGES_CHARS, "a JSON list of {role, content}")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise InvalidRequest("messages", raw, "a non-empty JSON list of {role, content}")
     if len(messages) > MAX_MESSAGES:

@@ -22,11 +22,11 @@ from ..contracts import (
     InvalidRequest,
     SamplingParams,
 )
+from . import client_json
 from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
 from .tensor_values import Inputs
 
 MAX_JSON_CHARS = 1 << 20
-MAX_JSON_DIGITS = 300  # of an integer; a few more no float could hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,8 @@ def is_sampling_name(name: str) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def bounded_int(name: str) -> Callable[[str], int]:
-    """For `json.loads`: integers that no field could take are refused before they cost time or overflow a float."""
-
-    def parse(digits: str) -> int:
-        if len(digits) > MAX_JSON_DIGITS:
-            raise InvalidRequest(name, f"an integer of {len(digits)} digits", f"at most {MAX_JSON_DIGITS} digits")
-        return int(digits)
-
-    return parse
-
-
 def parse_json_object(name: str, text: str) -> dict[str, Any]:
     """Raises InvalidRequest unless `text` is a JSON object without repeated keys."""
-    if len(text) > MAX_JSON_CHARS:
-        raise InvalidRequest(name, f"{len(text)} characters", f"at most {MAX_JSON_CHARS} characters")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         built = dict(pairs)
@@ -171,10 +158,7 @@ def parse_json_object(name: str, text: str) -> dict[str, Any]:
             raise InvalidRequest(name, "a repeated key", "each key once")
         return built
 
-    try:
-        value = json.loads(text, object_pairs_hook=once, parse_int=bounded_int(name))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(name, f"malformed JSON ({error})", "a JSON object") from error
+    value = client_json.parse(name, text, MAX_JSON_CHARS, "a JSON object", once)
     if not isinstance(value, dict):
         raise InvalidRequest(name, type(value).__name__, "a JSON object")
     return value
