@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -16,11 +15,11 @@ from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from debian_program import debian_program
 from deployment_files import DOCKER, dashboard_queries
 from tritandem.server.ports import free_ports
 
 GRAFANA = DOCKER / "grafana"
-PROMETHEUS = shutil.which("prometheus")
 EMPTY, BROKEN = "tritandem_preemptions_total", "tritandem_staging_bytes_total"
 
 
@@ -115,14 +114,13 @@ def test_the_dashboard_is_drawn_into_one_picture(api: str, tmp_path: Path) -> No
     assert output.stat().st_size > 100_000
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian package prometheus)")
 def test_a_real_prometheus_understands_every_panel(tmp_path: Path) -> None:
-    assert PROMETHEUS is not None
+    program = debian_program("prometheus")
     (tmp_path / "prometheus.yaml").write_text("scrape_configs: []\n")
     [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     words = [f"--web.listen-address=127.0.0.1:{port}", "--config.file=prometheus.yaml", "--storage.tsdb.path=data"]
-    with subprocess.Popen([PROMETHEUS, *words], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([program, *words], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             wait_ready(f"{url}/-/ready")
             done = tool("check_panels.py", url)

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from debian_program import debian_program
 from deployment_files import DOCKER, dashboard_queries, read_yaml, rule_queries
 
 PROMETHEUS = DOCKER / "prometheus"
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian package prometheus)")
 
 
-def promtool(*words: str) -> None:
-    assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *words], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def promtool() -> Callable[..., None]:
+    program = debian_program("promtool")
+
+    def run(*words: str) -> None:
+        done = subprocess.run([program, *words], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
 
 
-@needs_promtool
-def test_the_configuration_and_its_rules_are_valid() -> None:
+def test_the_configuration_and_its_rules_are_valid(promtool: Callable[..., None]) -> None:
     promtool("check", "config", "prometheus.yaml")
 
 
-@needs_promtool
-def test_alerts_fire_for_what_they_are_about_and_for_nothing_else() -> None:
+def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(promtool: Callable[..., None]) -> None:
     promtool("test", "rules", "alerts.test.yaml")
 
 
-@needs_promtool
-def test_every_dashboard_query_is_promql(tmp_path: Path) -> None:
+def test_every_dashboard_query_is_promql(promtool: Callable[..., None], tmp_path: Path) -> None:
     rules = [
         {"record": f"panel_{n}", "expr": query.replace("$__rate_interval", "1m").replace("$instance", ".*")}
         for n, (_, query) in enumerate(dashboard_queries())

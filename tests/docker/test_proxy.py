@@ -20,14 +20,12 @@ from typing import Any
 
 import grpc
 import pytest
+from debian_program import debian_program
 from deployment_files import DOCKER
 from tritandem.server.health import READY_PATH
 from tritandem.server.ports import free_ports
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-pytestmark = pytest.mark.skipif(
-    NGINX is None or shutil.which("openssl") is None, reason="nginx or openssl is not installed"
-)
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 KEY = "Bearer replace-me"  # of keys.map.example
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -87,6 +85,7 @@ class EchoEverything(grpc.GenericRpcHandler):
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    program = debian_program("nginx")
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "certificates").mkdir()
     key, certificate = folder / "certificates/server.key", folder / "certificates/server.crt"
@@ -110,9 +109,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     echo = grpc.server(ThreadPoolExecutor(4), handlers=(EchoEverything(found.seen),))
     echo.add_insecure_port(f"127.0.0.1:{grpc_port}")
     echo.start()
-    assert NGINX is not None
     nginx = subprocess.Popen(
-        [NGINX, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"],
+        [program, "-e", "stderr", "-c", str(folder / "nginx.conf"), "-g", "daemon off;"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
