@@ -1,6 +1,6 @@
 """Programs of Debian packages: the installed one, or one that is fetched into the cache folder, which needs no root.
 
-`apt-get`, with lists and archives in a folder of its own, downloads the packages and `dpkg-deb` unpacks them; nothing is
+`apt-get`, with lists and archives in a folder of its own, downloads the packages; `dpkg-deb` unpacks them. Nothing is
 installed.
 """
 
