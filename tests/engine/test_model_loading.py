@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from engine_rig import CONFIGS, VOCAB, Rig, generate, reference_model, request
+from tiny_gguf import write_gguf
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
 from tritandem.engine.cpu_runner import CpuRunner
@@ -62,50 +62,9 @@ def test_a_folder_gives_the_tokens_of_transformers(llama_folder: Path) -> None:
 
 def test_a_gguf_file_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    write_gguf(path)
+    write_gguf(path, reference_model("llama"))
     runner = CpuRunner(load_model(path, CPU, silent), CPU)
     assert Rig(runner).run([request(0, range(9))])[0].tokens == generate("llama", range(9), 12)
-
-
-def write_gguf(path: Path) -> None:
-    """The tiny Llama in llama.cpp's layout: query and key rows in interleaved rotary order."""
-    import gguf
-
-    model = reference_model("llama")
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
-    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
-    writer.add_tensor("output.weight", weights["lm_head.weight"])
-    names = {
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    }  # fmt: skip
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in names.items():
-            tensor = weights[f"model.layers.{layer}.{theirs}.weight"]
-            if ours in ("attn_q", "attn_k"):
-                heads = config.num_attention_heads if ours == "attn_q" else config.num_key_value_heads
-                tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
-            writer.add_tensor(f"blk.{layer}.{ours}.weight", np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_random_weights_come_from_the_configuration_and_the_seed(tmp_path: Path) -> None:
