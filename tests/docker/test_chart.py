@@ -95,6 +95,22 @@ def test_examples_set_only_values_that_exist(path: Any) -> None:
         assert has(values, leaf), leaf
 
 
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def described(values: Any, part: dict[str, Any], path: str) -> list[str]:
+        """Paths of values that the schema lacks, and of what it has and values.yaml lacks."""
+        if "properties" not in part:
+            return []
+        assert part["additionalProperties"] is False, path
+        odd = [f"{path}.{key}" for key in set(values) ^ set(part["properties"])]
+        return odd + [
+            bad for key, inner in values.items() for bad in described(inner, part["properties"][key], f"{path}.{key}")
+        ]
+
+    assert described({"global": {}, **read_yaml(CHART / "values.yaml")}, schema, "") == []
+
+
 def test_the_default_configuration_is_one_that_the_server_reads(tmp_path: Path) -> None:
     file = tmp_path / "tritandem.toml"
     file.write_text(read_yaml(CHART / "values.yaml")["config"])
@@ -191,6 +207,15 @@ def test_the_grace_period_covers_pre_stop_drain_and_unloading() -> None:
         ({}, "exactly one of model"),
         ({"model": {"name": "smollm2", "hostPath": "/x"}}, "exactly one of model"),
         ({"model": {"name": "smollm2"}, "gpu": {"count": 2}}, "maximum"),
+        ({"model": {"name": "smollm2"}, "replica": 2}, "replica"),
+        ({"model": {"name": "smollm2"}, "autoscaling": {"enable": True}}, "enable"),
+        ({"model": {"name": "smollm2"}, "autoscaling": {"enabled": "yes"}}, "autoscaling"),
+        ({"model": {"name": "smollm2"}, "replicas": "two"}, "replicas"),
+        ({"model": {"name": "smollm2"}, "shmSize": "1 gigabyte"}, "shmSize"),
+        ({"model": {"name": "smollm2"}, "service": {"ports": {"http": 70000}}}, "http"),
+        ({"model": {"name": "smollm2"}, "image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"model": {"hostPath": "models"}}, "hostPath"),
+        ({"model": {"name": "smollm2"}, "drainTimeoutSeconds": 0}, "drainTimeoutSeconds"),
         (
             {"model": {"name": "a"}, "serviceMonitor": {"enabled": True}, "service": {"headless": False}},
             "needs service.headless",
