@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import zipfile
 from pathlib import Path
 
@@ -63,6 +65,15 @@ def test_a_hub_id_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(Refusal, match=r"model org/absent could not be fetched .*local folder"):
         resolve_model("org/absent", say)
+
+
+def test_a_full_disk_is_told_from_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(Refusal, match=r"could not be kept \(No space left on device\): free some space"):
+        resolve_model("org/large", say)
 
 
 def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
