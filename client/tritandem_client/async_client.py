@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tritandem_client.async_stream import AsyncStream
 from tritandem_client.core import STOP_TIMEOUT_S, ClientCore
-from tritandem_client.errors import ServerNotReady, TritandemClientError
+from tritandem_client.errors import ConnectionFailed, ServerNotReady, TritandemClientError
 from tritandem_client.request import Message, Options, TokenIds, WireRequest
 from tritandem_client.results import Health, Result
 from tritandem_client.transports import AsyncCall, AsyncTransport, connect_async
@@ -36,6 +36,7 @@ class AsyncClient(ClientCore):
 
     def _connect(self) -> None:
         self._transport: AsyncTransport = connect_async(self.address)
+        self._closed = False
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def generate(
@@ -64,7 +65,7 @@ class AsyncClient(ClientCore):
 
     async def stop(self, request_id: str, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error."""
-        async for _ in self._transport.open(self._build_stop(request_id), timeout_s):
+        async for _ in self.open_call(self._build_stop(request_id), timeout_s):
             pass
 
     async def health(self, *, timeout_s: float = 5.0) -> Health:
@@ -84,10 +85,13 @@ class AsyncClient(ClientCore):
         """Let background stops finish, then close the connection; open streams end with an error."""
         if self._stopping:
             await asyncio.wait(self._stopping, timeout=STOP_TIMEOUT_S)
+        self._closed = True
         await self._transport.close()
 
     def open_call(self, request: WireRequest, timeout_s: float | None) -> AsyncCall:
-        """For streams: send, and get the responses."""
+        """For streams: send, and get the responses. Raises ConnectionFailed once the client is closed."""
+        if self._closed:
+            raise ConnectionFailed("the client is closed")
         return self._transport.open(request, timeout_s)
 
     def stop_in_background(self, request_id: str) -> None:

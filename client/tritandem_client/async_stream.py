@@ -44,9 +44,7 @@ class AsyncStream(Receiving[AsyncCall]):
                 self._answer.complete()
             except TritandemClientError as error:
                 await asyncio.sleep(self._retry_delay_s(error))
-            except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and self._closed_elsewhere():
-                    break
+            except BaseException:
                 self._abandon()
                 raise
             else:
@@ -61,8 +59,3 @@ class AsyncStream(Receiving[AsyncCall]):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._abandon()
-
-    def _closed_elsewhere(self) -> bool:
-        """Whether another task closed this stream: the call then cancels whoever waits for it, though not the task."""
-        cancelling = getattr(asyncio.current_task(), "cancelling", None)  # Python 3.10 cannot tell
-        return self._answer.ended and not (cancelling and cancelling())

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tritandem_client.core import STOP_TIMEOUT_S, ClientCore
-from tritandem_client.errors import ServerNotReady, TritandemClientError
+from tritandem_client.errors import ConnectionFailed, ServerNotReady, TritandemClientError
 from tritandem_client.request import Message, Options, TokenIds, WireRequest
 from tritandem_client.results import Health, Result
 from tritandem_client.stream import Stream
@@ -35,6 +35,7 @@ class Client(ClientCore):
 
     def _connect(self) -> None:
         self._transport: Transport = connect(self.address)
+        self._closed = False
         self._stopping: set[threading.Thread] = set()
 
     def generate(
@@ -63,7 +64,7 @@ class Client(ClientCore):
 
     def stop(self, request_id: str, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End a running request early: its own stream gets what there is, outcome STOPPED. Unknown ids are no error."""
-        for _ in self._transport.open(self._build_stop(request_id), timeout_s):
+        for _ in self.open_call(self._build_stop(request_id), timeout_s):
             pass
 
     def health(self, *, timeout_s: float = 5.0) -> Health:
@@ -83,10 +84,13 @@ class Client(ClientCore):
         """Let background stops finish, then close the connection; open streams end with an error."""
         for thread in tuple(self._stopping):
             thread.join(STOP_TIMEOUT_S)
+        self._closed = True
         self._transport.close()
 
     def open_call(self, request: WireRequest, timeout_s: float | None) -> Call:
-        """For streams: send, and get the responses."""
+        """For streams: send, and get the responses. Raises ConnectionFailed once the client is closed."""
+        if self._closed:
+            raise ConnectionFailed("the client is closed")
         return self._transport.open(request, timeout_s)
 
     def stop_in_background(self, request_id: str) -> None:

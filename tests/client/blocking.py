@@ -38,11 +38,14 @@ class BlockingAsyncClient:
     def chat_stream(self, *args: Any, **options: Any) -> BlockingStream:
         return BlockingStream(self, self.run(_inside(self._client.chat_stream, args, options)))
 
+    def close(self) -> None:
+        self.run(self._client.close())
+
     def __enter__(self) -> BlockingAsyncClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.run(self._client.close())
+        self.close()
         self.run(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -163,6 +163,21 @@ def test_a_request_whose_server_dies_before_its_first_token_is_sent_again_when_a
     restarting.join()
 
 
+def test_a_closed_client_ends_its_streams_and_begins_no_other(way: Any) -> None:
+    _, client = way.connect(hanging(chunk("a")), stop_on_close=True)
+    stream, waiting = client.stream("x"), client.stream("y")
+    assert next(stream).text == next(waiting).text == "a"
+    client.close()
+    with pytest.raises((Cancelled, ConnectionFailed)) as caught:
+        next(stream)
+    assert caught.value.partial_text == "a"
+    waiting.close()  # nothing more can be said to the server
+    assert waiting.result.outcome == "CANCELLED"
+    for ask in (client.generate, client.stop, lambda text: next(client.stream(text))):
+        with pytest.raises(ConnectionFailed, match="the client is closed"):
+            ask("z")
+
+
 def test_what_has_been_seen_is_never_asked_for_again(way: Any) -> None:
     server, client = way.connect(hanging(chunk("half")), retries=3)
     stream = client.stream("x")

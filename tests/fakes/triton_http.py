@@ -127,11 +127,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, kind: str, said: Iterator[Outputs | Exception | None]) -> None:
         documents = (_document(one) for one in said if one is not None)
+        first = next(documents, None)
+        if first is None:  # its client has gone before a word was said
+            self.close_connection = True
+            return
+        status, document = first
         if kind == "generate":
-            status, document = next(documents)
             assert next(documents, None) is None, "generate expects model to produce exactly 1 response"
             return self._plain(status, document)
-        status, document = next(documents)
         self.send_response(status)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")

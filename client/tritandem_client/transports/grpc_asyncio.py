@@ -6,6 +6,7 @@ tensors or answers. Everything runs on that loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +16,10 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tritandem_client.answer import Outputs
+from tritandem_client.errors import Cancelled
 from tritandem_client.request import WireRequest
 from tritandem_client.results import Health
-from tritandem_client.transports import Address
+from tritandem_client.transports import Address, cancelled
 from tritandem_client.transports import grpc_wire as wire
 
 
@@ -27,6 +29,7 @@ class AsyncGrpcCall:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._responses = aiter(call)
+        self._cancelled = False
 
     def __aiter__(self) -> AsyncGrpcCall:
         return self
@@ -36,9 +39,14 @@ class AsyncGrpcCall:
             message = await anext(self._responses)
         except grpc.RpcError as error:
             raise wire.from_rpc_error(error) from None
+        except asyncio.CancelledError:
+            if cancelled.the_call_was(self._cancelled):
+                raise Cancelled("on this side") from None
+            raise
         return wire.from_message(message)
 
     def cancel(self) -> None:
+        self._cancelled = True
         self._call.cancel()
 
 

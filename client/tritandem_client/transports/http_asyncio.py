@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator
 import httpx
 
 from tritandem_client.answer import Outputs
-from tritandem_client.errors import Timeout
+from tritandem_client.errors import Cancelled, Timeout
 from tritandem_client.request import WireRequest
 from tritandem_client.results import Health
-from tritandem_client.transports import Address
+from tritandem_client.transports import Address, cancelled
 from tritandem_client.transports import http_wire as wire
 
 
@@ -30,6 +30,7 @@ class AsyncHttpCall:
         self._outputs = self._receive()
         self._reading: asyncio.Future[Outputs] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._cancelled = False
 
     def __aiter__(self) -> AsyncHttpCall:
         return self
@@ -43,8 +44,13 @@ class AsyncHttpCall:
             raise wire.from_http_error(error) from None
         except asyncio.TimeoutError:
             raise Timeout("no complete answer in time") from None
+        except asyncio.CancelledError:
+            if cancelled.the_call_was(self._cancelled):
+                raise Cancelled("on this side") from None
+            raise
 
     def cancel(self) -> None:
+        self._cancelled = True
         if self._response is not None:
             wire.shut_down(self._response.extensions.get("network_stream"))  # now, however soon the loop ends
         if self._reading is not None and not self._reading.done():
