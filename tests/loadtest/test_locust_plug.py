@@ -108,7 +108,7 @@ def test_the_form_of_the_page_starts_a_test_and_names_what_is_wrong_in_it(engine
         assert fields["arrival"]["choices"] == list(ARRIVALS)
         assert {"rps", "workload", "prompt_words", "prompt_pool", "slo", "ignore_eos"} <= set(fields)
         start(output_tokens="many")
-        wait_for(page + "/exceptions", "length 'many' is not N")
+        wait_for(page + "/exceptions", "length: given 'many', allowed: N")
         start(output_tokens="3", rps="20")
         seen = json.loads(wait_for(page + "/tokens/data", '"COMPLETED"'))
         assert set(seen["outcomes"]) == {"COMPLETED"}
