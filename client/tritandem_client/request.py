@@ -10,7 +10,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args
 
 from tritandem_client.errors import InvalidRequest
 from tritandem_client.tensors import InputTensor, input_tensor
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PRIORITIES = ("interactive", "normal", "batch")
+Priority = Literal["interactive", "normal", "batch"]
+PRIORITIES: tuple[str, ...] = get_args(Priority)
 TokenIds = Union[Sequence[int], "NDArray[np.integer[Any]]"]
 Message = Mapping[str, Any]
 
@@ -47,12 +48,12 @@ class Options(TypedDict, total=False):
     logprobs: int
     exclude_input: bool
     sampling_parameters: Mapping[str, Any]
-    priority: str
+    priority: Priority
     deadline_ms: int
     tenant: str
     traceparent: str
     request_id: str
-    timeout_s: float
+    timeout_s: float | None
     extra: Mapping[str, str | int | bool]
 
 
