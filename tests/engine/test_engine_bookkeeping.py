@@ -7,6 +7,8 @@ import pytest
 from engine_rig import Rig
 from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
 from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+from tritandem.engine.kv_blocks import ROOT_HASH, chain_hash
+from tritandem.engine.sequence import SequenceState
 
 
 def make_request(seq_id: int, ids: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> EngineRequest:
@@ -67,6 +69,27 @@ def test_a_prompt_that_is_cached_to_its_last_block_still_computes_one_token() ->
     answer = rig.run([make_request(1, prompt, 3)])[1]
     assert answer.cached_tokens == 12
     assert answer.tokens == expected_output(prompt, 3)
+
+
+def test_block_names_do_not_depend_on_when_they_are_asked_for() -> None:
+    request = EngineRequest(1, np.arange(10, dtype=np.int32), SamplingParams(max_tokens=20))
+
+    def sequence(outputs: int) -> SequenceState:
+        state = SequenceState(request, 20, accepted_ns=1, arrival=1)
+        state.output_ids += range(100, 100 + outputs)
+        return state
+
+    grown = sequence(2)
+    names = grown.block_hashes(4, 1)
+    assert grown.block_hashes(4, 3)[:1] == names
+    grown.output_ids += range(102, 110)
+    names = grown.block_hashes(4, 5)
+    assert names == sequence(10).block_hashes(4, 5)
+    parent = ROOT_HASH
+    for start in range(0, 20, 4):
+        ids = [*range(10), *range(100, 110)][start : start + 4]
+        parent = chain_hash(parent, np.array(ids, np.int32).tobytes())
+        assert names[start // 4] == parent
 
 
 def test_the_oldest_waiting_sequence_is_never_overtaken() -> None:

@@ -7,18 +7,16 @@ core's thread alone. Knows nothing about sequences, slots or devices.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-
-from ..contracts import Int32Array
 
 NULL_BLOCK = 0
 ROOT_HASH = b""
 
 
-def chain_hash(parent: bytes, ids: Int32Array) -> bytes:
+def chain_hash(parent: bytes, content: bytes) -> bytes:
     """128-bit name of a full block's content and everything before it (BLAKE2b; collisions are out of reach)."""
-    return hashlib.blake2b(parent + ids.tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(parent + content, digest_size=16).digest()
 
 
 class BlockPool:
@@ -34,7 +32,8 @@ class BlockPool:
         self.evicted_blocks = 0
         self._references = [0] * num_blocks
         self._plain: deque[int] = deque(range(1, num_blocks))
-        self._cached: dict[int, None] = {}  # unreferenced with content, oldest first
+        # Unreferenced with content, oldest first. A plain dict would walk over all that left at its front.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
 
@@ -105,8 +104,7 @@ class BlockPool:
         if self._plain:
             block = self._plain.popleft()
         else:
-            block = next(iter(self._cached))
-            del self._cached[block]
+            block, _ = self._cached.popitem(last=False)
             del self._block_of[self._hash_of.pop(block)]
             self.evicted_blocks += 1
         self._references[block] = 1

@@ -62,7 +62,7 @@ def _token_batch(sequences: Sequence[SequenceState], load: LoadSnapshot) -> Toke
         seq_ids=np.array([s.seq_id for s in sequences], np.int64),
         token_counts=counts,
         tokens=tokens,
-        finish=np.array([s.finish for s in sequences], np.uint8),
+        finish=np.fromiter((s.finish for s in sequences), np.uint8, len(sequences)),
         cached_tokens=np.array([s.cached_tokens for s in sequences], np.int32),
         stamps_ns=np.array(stamps, np.int64).reshape(-1, 4),
         load=load,

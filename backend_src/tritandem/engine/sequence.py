@@ -6,6 +6,7 @@ about other sequences, blocks' contents or the device.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +83,14 @@ class SequenceState:
         outputs = self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
         return np.concatenate((prompt[start:end], np.asarray(outputs, np.int32)))
 
+    def _content(self, start: int, end: int) -> bytes:
+        """`ids_between` as bytes; mostly of a few output tokens, for which an array of numpy's is slow to make."""
+        prompt = self.request.prompt_ids
+        content = prompt[start:end].tobytes() if start < len(prompt) else b""
+        if end > len(prompt):
+            content += array("i", self.output_ids[max(0, start - len(prompt)) : end - len(prompt)]).tobytes()
+        return content
+
     def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
         """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
         if not self.prefill_start_ns:
@@ -94,8 +103,12 @@ class SequenceState:
 
     def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
         """Names of the first `count` full blocks of the known tokens."""
-        for index in range(len(self._hashes), count):
+        known = len(self._hashes)
+        if known < count:
+            content = self._content(known * block_tokens, count * block_tokens)
+            block_bytes = len(content) // (count - known)
             parent = self._hashes[-1] if self._hashes else ROOT_HASH
-            ids = self.ids_between(index * block_tokens, (index + 1) * block_tokens)
-            self._hashes.append(chain_hash(parent, ids))
+            for start in range(0, len(content), block_bytes):
+                parent = chain_hash(parent, content[start : start + block_bytes])
+                self._hashes.append(parent)
         return self._hashes[:count]
