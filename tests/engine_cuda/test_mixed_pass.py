@@ -62,9 +62,15 @@ class Bench:
         return self.forward.decode(self.state, BLOCK, ids, positions, rows, lens)
 
     def mixed(
-        self, decode_slots: list[int], chunks: list[PrefillChunk], rows: int, tokens: int, pick: bool = False
+        self,
+        decode_slots: list[int],
+        chunks: list[PrefillChunk],
+        rows: int,
+        tokens: int,
+        features: SamplingFeatures | None = None,
     ) -> torch.Tensor:
-        """Logits: a row each decode slot, then a row each chunk that is its prompt's last."""
+        """Logits: a row each decode slot, then a row each chunk that is its prompt's last. Tokens are chosen where
+        `features` are given, into a record of `stride` rows."""
         from tritandem.engine.mixed_pass_cuda import PassSize
         from tritandem.engine.step_inputs_cuda import pack_step, spread
 
@@ -74,10 +80,12 @@ class Bench:
         packed = self.staging.pack(words.arrays)
         self.staging.copy(packed)
         inputs = self.passes.inputs(size)
-        spread(packed.words, words, self.state, self.step.rows, inputs, pick)
+        greedy = SamplingFeatures()
+        spread(packed.words, words, self.state, self.step.rows, inputs, pick=features == greedy)
         self.staging.release(packed)
-        logits = self.passes.run(size)
         last = [chunk.slot for chunk in chunks if chunk.last]
+        self.stride = self.passes.run(size, len(last), features or greedy)
+        logits = self.passes.logits
         assert inputs.last_slots[: len(last)].tolist() == last
         return torch.cat((logits[: len(decode_slots)], logits[rows : rows + len(last)])).clone()
 
@@ -129,12 +137,19 @@ def reported(bench: Bench, rows: int, first: int, count: int) -> list[tuple[int,
     )
 
 
+FEATURES = {
+    "greedy": SamplingFeatures(),
+    "sampled": SamplingFeatures(sampled=True, filtered=True),
+    "penalised": SamplingFeatures(penalised=True, bad_words=True),
+    "logprobs": SamplingFeatures(top_logprobs=2),
+}
+
+
 @pytest.mark.gpu
-def test_a_pass_picks_what_is_picked_behind_it(kernel_device: torch.device) -> None:
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_a_pass_chooses_what_is_chosen_behind_it(kernel_device: torch.device, name: str) -> None:
     """Chunks alone and beside decode rows, with none, some and all of them the last of their prompts, a row that
     finishes on the way and one that idles."""
-    from tritandem.engine.mixed_pass_cuda import PassSize
-
     steps: list[tuple[list[int], list[PrefillChunk], int, int]] = [
         ([], [chunk(2, 0, 5, last=False)], 0, 32),
         ([], [chunk(1, 0, 9), chunk(4, 0, 3), chunk(2, 5, 2, last=False)], 0, 32),
@@ -142,31 +157,31 @@ def test_a_pass_picks_what_is_picked_behind_it(kernel_device: torch.device) -> N
         ([4, 1], [chunk(2, 13, 2), chunk(3, 0, 7)], SLOTS, 16),
         ([4, 1, 2, 3], [chunk(0, 0, 1)], SLOTS, 32),
     ]
+    features = FEATURES[name]
     with torch.inference_mode():
         behind, inside = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
-        for bench in (behind, inside):
-            bench.state.remaining[:SLOTS] = torch.tensor([9, 9, 9, 9, 3, 9], dtype=torch.int32)
-            bench.state.min_tokens[1] = 2
-            bench.state.stop_ids[:SLOTS] = torch.arange(40, 56)
+        for state in (behind.state, inside.state):
+            state.remaining[:SLOTS] = torch.tensor([9, 9, 9, 9, 3, 9], dtype=torch.int32)
+            state.min_tokens[1] = 2
+            state.stop_ids[:SLOTS] = torch.arange(40, 56)
+            state.seed[:SLOTS] = torch.arange(SLOTS)
+            state.temperature[:SLOTS], state.top_p[:SLOTS], state.repetition_penalty[:SLOTS] = 0.9, 0.8, 1.4
         finished = 0
         for number, (decode, chunks, rows, tokens) in enumerate(steps, start=1):
-            size = PassSize(rows, tokens)
-            stride, last = size.rows + size.chunks, [c.slot for c in chunks if c.last]
+            last = [c.slot for c in chunks if c.last]
             logits = behind.mixed(decode, chunks, rows, tokens)
             want = []
-            for slots, part, decodes in (
-                (decode, logits[: len(decode)], True),
-                (last, logits[len(decode) :], False),
-            ):
+            for slots, part in ((decode, logits[: len(decode)]), (last, logits[len(decode) :])):
                 if slots:
                     where = torch.tensor(slots, device=kernel_device)
-                    behind.step.choose(part, where, SamplingFeatures(), behind.report, decodes)
+                    behind.step.choose(part, where, features, decoding=len(slots) if slots is decode else 0)
                     want += reported(behind, len(slots), 0, len(slots))
-            inside.mixed(decode, chunks, rows, tokens, pick=True)
+            inside.mixed(decode, chunks, rows, tokens, features)
+            stride = inside.stride
             got = reported(inside, stride, 0, len(decode)) + reported(inside, stride, rows, len(last))
             assert got == want
             assert int(inside.report.record) == int(behind.report.record) == number
-            padding = reported(inside, stride, rows + len(last), size.chunks - len(last))
+            padding = reported(inside, stride, rows + len(last), stride - rows - len(last))
             assert padding == [(-1, 0)] * len(padding)
             assert_same_rows(inside.state, behind.state)
             finished += sum(finish != 0 for _, finish in got)
@@ -182,9 +197,10 @@ def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
         bench, other = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
         for b in (bench, other):
             b.state.remaining[:SLOTS] = 9
-            b.mixed([], [chunk(1, 0, 9)], 0, 32, pick=True)
+            b.mixed([], [chunk(1, 0, 9)], 0, 32, SamplingFeatures())
         for rows in (0, SLOTS):
             bench.passes._enqueue(PassSize(rows, 32), rehearsal=True)
+            bench.passes._choose(rows, rows + 4, FEATURES["sampled"], rehearsal=True)
         assert_same_rows(bench.state, other.state)
         assert torch.equal(bench.report.ring, other.report.ring)
         assert int(bench.report.record) == 1

@@ -205,8 +205,9 @@ def test_what_a_pass_is_fed_equals_reading_it_one_by_one(kernel_device: torch.de
     lengths = state.length.clone()
     lengths[[3, 0, 7]] = torch.tensor([204, 3, 120], dtype=torch.int32, device=kernel_device)
     record = torch.full((1,), 6, dtype=torch.int64, device=kernel_device)
+    choosing = torch.zeros(len(taken) + 8, dtype=torch.int64, device=kernel_device)
 
-    got = begin_pass(inputs, state, taken, 16, record)
+    got = begin_pass(inputs, state, taken, choosing, 16, record)
 
     assert torch.equal(got.ids, torch.cat((ids, inputs.ids.long())))
     assert torch.equal(got.positions, inputs.positions.long())
@@ -218,4 +219,5 @@ def test_what_a_pass_is_fed_equals_reading_it_one_by_one(kernel_device: torch.de
     assert torch.equal(got.chunks.query_starts, want.query_starts)
     assert (got.chunks.max_query_tokens, got.chunks.max_context_tokens) == (256, BLOCKS * 16)
     assert torch.equal(state.length, lengths)
+    assert torch.equal(choosing, torch.cat((taken, inputs.last_slots)))
     assert record.tolist() == [7]

@@ -89,8 +89,7 @@ class CudaRunner:
                 max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
                 self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self._device)
                 record = torch.zeros(1, dtype=torch.int64, device=self._device)
-                record_words = max(max_rows * WORDS_PER_ROW, 2 * (max_rows + MAX_CHUNKS))
-                self._ring = self.staging.ring((RING_DEPTH, record_words))
+                self._ring = self.staging.ring((RING_DEPTH, (max_rows + MAX_CHUNKS) * WORDS_PER_ROW))
                 self._ring_host = self._ring.numpy()
                 self._report = Report(self._ring, record)
                 self._step = step = DecodeStep(self.state, self._decode_forward, self._report, max_rows, MAX_CHUNKS)
@@ -201,7 +200,7 @@ class CudaRunner:
         inputs = self._tell(plan, size)
         if inputs is not None:
             if size is not None:
-                self._mixed(plan, size, inputs, parts)
+                self._mixed(plan, size, parts)
             else:
                 self._prefill(plan.prefill, plan.features, inputs, parts)
         if plan.decode_slots and not (size is not None and size.rows):
@@ -215,10 +214,6 @@ class CudaRunner:
         num_bytes = rows * 8
         self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
         return self._record
-
-    def _next_record(self, rows: int) -> int:
-        self._report.record.add_(1)
-        return self._reported(rows)
 
     def _tell(self, plan: StepPlan, size: PassSize | None) -> PassInputs | None:
         """What changed since the last step and what is to be prefilled, in one copy and one launch; nothing at all in
@@ -245,39 +240,15 @@ class CudaRunner:
         write_rare(self.state, plan.inits)
         return inputs
 
-    def _mixed(self, plan: StepPlan, size: PassSize, inputs: PassInputs, parts: list[_Part]) -> None:
-        """Chunks and, where `size` has rows, decode rows in one replay. Where all is greedy it picks the tokens too,
-        into one record; else that is launched behind it."""
-        logits = self.mixed.run(size)
-        stride = size.rows + size.chunks
-        record = first_record = self._reported(stride)
-        rows = plan.decode_slots if size.rows else ()
+    def _mixed(self, plan: StepPlan, size: PassSize, parts: list[_Part]) -> None:
+        """Chunks and, where `size` has rows, decode rows in one pass and one record."""
         firsts = [chunk.slot for chunk in plan.prefill if chunk.last]
-        if plan.features == GREEDY:
-            parts += [_Part(record, firsts, stride, size.rows), _Part(record, rows, stride)]
-            return
-        if rows:
-            count = len(rows)
-            self._step.choose(logits[:count], self._step.rows[:count], plan.features, self._report, decode=True)
-            first_record = self._next_record(len(firsts)) if firsts else record
-        self._choose_first(logits[size.rows :], inputs, firsts, plan.features, first_record, parts)
-        if rows:
-            parts.append(_Part(record, rows, len(rows)))
-
-    def _choose_first(
-        self,
-        logits: torch.Tensor,
-        inputs: PassInputs,
-        firsts: Sequence[int],
-        features: SamplingFeatures,
-        record: int,
-        parts: list[_Part],
-    ) -> None:
-        """The first token of each of `firsts`, whose last chunk was in this step: rows of `logits` in their order."""
-        count = len(firsts)
-        if count:
-            self._step.choose(logits[:count], inputs.last_slots[:count], features, self._report, decode=False)
-            parts.append(_Part(record, firsts, count))
+        stride = self.mixed.run(size, len(firsts), plan.features)
+        record = self._reported(stride)
+        parts += [
+            _Part(record, firsts, stride, size.rows),
+            _Part(record, plan.decode_slots if size.rows else (), stride),
+        ]
 
     def _prefill(
         self, chunks: Sequence[PrefillChunk], features: SamplingFeatures, inputs: PassInputs, parts: list[_Part]
@@ -291,7 +262,9 @@ class CudaRunner:
         logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), last_rows, batch)
         self.state.length.index_copy_(0, inputs.slots, inputs.context_lens)
         if firsts:
-            self._choose_first(logits, inputs, firsts, features, self._next_record(len(firsts)), parts)
+            self._report.record.add_(1)
+            self._step.choose(logits, inputs.last_slots[: len(firsts)], features, decoding=0)
+            parts.append(_Part(self._reported(len(firsts)), firsts, len(firsts)))
 
     def _decode_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor

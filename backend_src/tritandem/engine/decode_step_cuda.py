@@ -46,7 +46,7 @@ class DecodeStep:
     def __init__(
         self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int, max_firsts: int = 0
     ) -> None:
-        """`max_firsts`: rows beside `max_rows` that `pick` may be given."""
+        """`max_firsts`: rows beside `max_rows` that `choose` may be given."""
         device = state.last_token.device
         self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
         self._pad_rows = self.rows.clone()
@@ -60,7 +60,7 @@ class DecodeStep:
         """Launch one step over the first `bucket` rows. A rehearsal compiles the kernels and leaves no trace."""
         ids, positions, context_lens, rows = self.begin(bucket, rehearsal)
         logits = self._forward(ids, positions, rows, context_lens)
-        self.choose(logits, rows, features, self._rehearsal if rehearsal else self._report, decode=True)
+        self.choose(logits, rows, features, bucket, rehearsal)
 
     def begin(self, bucket: int, rehearsal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Read what the first `bucket` rows feed to the model and count the report up.
@@ -85,29 +85,34 @@ class DecodeStep:
         return ids, positions, context_lens, rows
 
     def begin_pass(
-        self, inputs: PassInputs, bucket: int, block_tokens: int, rehearsal: bool
+        self, inputs: PassInputs, bucket: int, choosing: torch.Tensor, block_tokens: int, rehearsal: bool
     ) -> tuple[PassBatch, torch.Tensor]:
         """The same for a pass of the first `bucket` rows (0 is allowed) and the chunks in `inputs`: what the model is
-        fed and the rows' slots."""
+        fed and the rows' slots. `choosing` int64 [bucket + C] takes the slots that the pass has logits for."""
         rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
-        report = self._rehearsal if rehearsal else self._report
-        return begin_pass(inputs, self._state, rows, block_tokens, report.record), rows
+        record = (self._rehearsal if rehearsal else self._report).record
+        return begin_pass(inputs, self._state, rows, choosing, block_tokens, record), rows
 
     def choose(
-        self, logits: torch.Tensor, rows: torch.Tensor, features: SamplingFeatures, report: Report, decode: bool
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        features: SamplingFeatures,
+        decoding: int,
+        rehearsal: bool = False,
     ) -> None:
-        """Next tokens of `rows` (at most `max_rows`) from logits [R, V]: pick, advance the slots, report.
+        """Next tokens of `rows` (int64 [R] slots) from logits [R, V]: pick, advance the slots, report.
 
-        `decode`: the rows have stored one more token, so their length goes up too.
+        The first `decoding` of them have stored one more token, so their length goes up too.
         """
+        report = self._rehearsal if rehearsal else self._report
         if features == GREEDY:
-            none = rows[:0]
-            self._pick(logits, *((rows, none) if decode else (none, rows)), report, self._always)
+            self._pick(logits, rows, report, self._always, decoding)
             return
         state, count = self._state, rows.shape[0]
         sampled = sample(logits.float(), rows, state, features)
-        if decode:
-            state.length[rows] += (~state.finished[rows]).to(torch.int32)
+        grown = rows[:decoding]
+        state.length[grown] += (~state.finished[grown]).to(torch.int32)
         tokens, finish = state.advance(rows, sampled.tokens, sampled.broken, features.penalised)
         top_ids, top_logprobs = sampled.top_ids, sampled.top_logprobs
         alternatives = top_ids.shape[1] if top_ids is not None else 0
@@ -128,29 +133,25 @@ class DecodeStep:
             num_warps=1,
         )
 
-    def pick(
-        self, logits: torch.Tensor, rows: torch.Tensor, firsts: torch.Tensor, active: torch.Tensor, rehearsal: bool
+    def choose_if(
+        self, active: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, decoding: int, rehearsal: bool
     ) -> None:
-        """Greedily the next tokens of `rows` and the first ones of `firsts`, slots int64, from logits [R, V] in that
-        order: one record of R rows, which `begin_pass` has counted up. `active` int32 [1]: 0 changes no slot.
-        """
-        self._pick(logits, rows, firsts, self._rehearsal if rehearsal else self._report, active)
+        """`choose` greedily where `active` (int32 [1]) holds; else no slot changes and nothing true is reported."""
+        self._pick(logits, rows, self._rehearsal if rehearsal else self._report, active, decoding)
 
     def _pick(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
-        firsts: torch.Tensor,
         report: Report,
         active: torch.Tensor,
+        decoding: int,
     ) -> None:
-        state, (count, vocab_size), split = self._state, logits.shape, rows.shape[0]
+        state, (count, vocab_size) = self._state, logits.shape
         finished = state.finished.view(torch.uint8)
         argmax_kernel[(count, _ARGMAX_PARTS)](
             logits,
             rows,
-            firsts,
-            split,
             active,
             state.produced,
             finished,
@@ -168,9 +169,8 @@ class DecodeStep:
             self._best,
             self._best_ids,
             rows,
-            firsts,
-            split,
             active,
+            decoding,
             state.last_token,
             state.length,
             state.remaining,

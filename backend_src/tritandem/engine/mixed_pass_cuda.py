@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from .decode_step_cuda import DecodeStep
+from .decode_step_cuda import GREEDY, DecodeStep
 from .device_forward_cuda import DeviceForward
 from .graphs import DecodeGraphs, GraphCache
 from .slots import SlotState
-from .step import PrefillChunk
+from .step import PrefillChunk, SamplingFeatures
 from .step_inputs_cuda import PassInputs, StepWords, spread
 
 MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
 MANY_ROWS = 64  # what `efficient_tokens` is measured beside
-EFFICIENT_FROM = 256  # smaller chunks would keep prompts waiting for more steps than they save
+EFFICIENT_FROM = 128  # smaller chunks would keep prompts waiting for more steps than they save
+_FIRSTS = (0, 4, 16, MAX_CHUNKS)  # first tokens that a graph which samples them has room for
 _TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
 _ROW_BUCKETS = (8, 32, 64, 128)
 _TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256), (2304, 128))  # up to so many tokens in steps of so many
@@ -108,8 +109,10 @@ class MixedPasses:
         largest = PassSize(max_rows, max_tokens)
         device = state.last_token.device
         self._buffers = PassInputs.empty(largest.tokens, largest.chunks, device)
-        self._nobody = torch.full((largest.chunks,), state.pad_slot, dtype=torch.int64, device=device)
-        self._logits = torch.empty((max_rows + largest.chunks, state.vocab_size), dtype=dtype, device=device)
+        total = largest.rows + largest.chunks
+        self._choosing = torch.empty(total, dtype=torch.int64, device=device)  # the slots behind the logits
+        self._nobody = torch.full_like(self._choosing, state.pad_slot)
+        self.logits = torch.empty((total, state.vocab_size), dtype=dtype, device=device)  # of the latest pass
 
     def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
         """The pass that carries these chunks; `rows` of 0 in it: the decode rows are faster in a step of their own.
@@ -158,25 +161,36 @@ class MixedPasses:
             self._inputs[size] = PassInputs.views(size.tokens, size.chunks, self._buffers.longs, self._buffers.ints)
         return self._inputs[size]
 
-    def run(self, size: PassSize) -> torch.Tensor:
-        """Enqueue the pass over the step's decode rows and the chunks in `inputs(size)`; counts one record up.
+    def run(self, size: PassSize, firsts: int, features: SamplingFeatures) -> int:
+        """Enqueue the pass over the step's decode rows and the chunks in `inputs(size)`, of which `firsts` are their
+        prompt's last. It fills one record: size.rows decode rows, then first tokens; returns how many rows it holds.
 
-        Where `pick` is set there, tokens are picked greedily and reported: size.rows decode rows, then size.chunks
-        first tokens, of chunks that are their prompt's last. Else that is left to do, from the logits [R, V] of the
-        same rows, which hold until the next pass.
+        Greedy tokens are chosen inside the pass (`pick` is set in its inputs), others by a graph of their own.
         """
         self._cache.run(size, partial(self._enqueue, size))
-        return self._logits[: size.rows + size.chunks]
+        if features == GREEDY:
+            return size.rows + size.chunks
+        places = next((places for places in _FIRSTS if places >= firsts), MAX_CHUNKS)
+        total = size.rows + min(places, size.chunks)
+        if total:
+            self._cache.run((size.rows, total, features), partial(self._choose, size.rows, total, features))
+        return total
 
     def _enqueue(self, size: PassSize, rehearsal: bool) -> None:
-        inputs = self.inputs(size)
-        fed, rows = self._step.begin_pass(inputs, size.rows, self._block_tokens, rehearsal)
+        inputs, total = self.inputs(size), size.rows + size.chunks
+        if rehearsal:
+            inputs = replace(inputs, last_slots=self._nobody[: size.chunks])
+        choosing = self._choosing[:total]
+        fed, rows = self._step.begin_pass(inputs, size.rows, choosing, self._block_tokens, rehearsal)
         logits = self._forward.mixed(
             self._state, self._block_tokens, fed.ids, fed.positions, fed.logit_rows, fed.chunks, rows, fed.row_lens
         )
-        self._logits[: logits.shape[0]].copy_(logits)
-        firsts = self._nobody[: size.chunks] if rehearsal else inputs.last_slots
-        self._step.pick(logits, rows, firsts, inputs.pick, rehearsal)
+        self.logits[:total].copy_(logits)
+        self._step.choose_if(inputs.pick, logits, choosing, size.rows, rehearsal)
+
+    def _choose(self, rows: int, total: int, features: SamplingFeatures, rehearsal: bool) -> None:
+        slots = (self._nobody if rehearsal else self._choosing)[:total]
+        self._step.choose(self.logits[:total], slots, features, rows, rehearsal)
 
     def _sizes(self) -> list[PassSize]:
         """The largest first."""

@@ -38,16 +38,9 @@ def begin_kernel(
 
 
 @triton.jit
-def _slot_of(row, rows, firsts, split):
-    return tl.load(rows + row, mask=row < split, other=0) + tl.load(firsts + row - split, mask=row >= split, other=0)
-
-
-@triton.jit(do_not_specialize=["split"])
 def argmax_kernel(
     logits,  # [R, V]
-    rows,  # int64: slots of the first `split` rows, which decode
-    firsts,  # int64: slots of the others, which get their first token
-    split,
+    rows,  # int64 [R] slots
     active,  # int32 [1]: 0 makes every row idle
     produced,
     finished,
@@ -63,7 +56,7 @@ def argmax_kernel(
     """Largest logit of each part of the vocabulary; a NaN wins so that it is noticed. First id on ties."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    slot = _slot_of(row, rows, firsts, split)
+    slot = tl.load(rows + row)
     top = float("-inf")
     top_id = 0
     idle = (tl.load(finished + slot) != 0) | (tl.load(active) == 0)
@@ -85,14 +78,13 @@ def argmax_kernel(
     tl.store(best_ids + row * PARTS + part, top_id)
 
 
-@triton.jit(do_not_specialize=["split", "row_count"])
+@triton.jit(do_not_specialize=["decoding", "row_count"])
 def greedy_advance_kernel(
     best,
     best_ids,
     rows,  # as in `argmax_kernel`
-    firsts,
-    split,
     active,
+    decoding,  # so many of the rows, the first ones, have stored one more token
     last_token,
     length,
     remaining,
@@ -113,10 +105,9 @@ def greedy_advance_kernel(
     LENGTH_CODE: tl.constexpr,
     ERROR_CODE: tl.constexpr,
 ):
-    """Combine the parts into a token and do what `SlotState.advance` does; one program a row. Rows that decode have
-    stored one more token, so their length goes up too."""
+    """Combine the parts into a token and do what `SlotState.advance` does; one program a row."""
     row = tl.program_id(0)
-    slot = _slot_of(row, rows, firsts, split)
+    slot = tl.load(rows + row)
     parts = tl.arange(0, PARTS)
     values = tl.load(best + row * PARTS + parts)
     top, index = tl.max(values, axis=0, return_indices=True)
@@ -140,7 +131,7 @@ def greedy_advance_kernel(
         tl.store(remaining + slot, left)
         tl.store(produced + slot, tl.load(produced + slot) + 1)
         tl.store(finished + slot, (finish != 0).to(finished.dtype.element_ty))
-        tl.store(length + slot, tl.load(length + slot) + (row < split).to(tl.int32))
+        tl.store(length + slot, tl.load(length + slot) + (row < decoding).to(tl.int32))
     out = ring + (tl.load(record) % ring_depth) * record_words + row
     tl.store(out, tl.where(idle, -1, token).to(tl.int32))
     tl.store(out + row_count, finish)

@@ -246,7 +246,9 @@ def step_input_kernel(
 
 
 @triton.jit
-def _begin_rows(part, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, S, BLOCK: tl.constexpr):
+def _begin_rows(
+    part, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, choosing, S, BLOCK: tl.constexpr
+):
     """Decode rows come first in the pass; the logits of every one are wanted."""
     row = part * BLOCK + tl.arange(0, BLOCK)
     ok = row < S
@@ -256,6 +258,7 @@ def _begin_rows(part, rows, last_token, length, finished, packed_ids, row_lens, 
     tl.store(packed_ids + row, tl.load(last_token + slot, mask=ok, other=0), mask=ok)
     tl.store(row_lens + row, tl.where(idle, 0, at + 1), mask=ok)
     tl.store(logit_rows + row, row.to(tl.int64), mask=ok)
+    tl.store(choosing + row, slot, mask=ok)
 
 
 @triton.jit
@@ -288,11 +291,13 @@ def _begin_chunk(
     chunk,
     slots,
     last_rows,
+    last_slots,
     context_lens,
     block_table,
     length,
     tables,
     logit_rows,
+    choosing,
     S,
     max_blocks,
     BLOCK: tl.constexpr,
@@ -300,6 +305,7 @@ def _begin_chunk(
     slot = tl.load(slots + chunk)
     tl.store(length + slot, tl.load(context_lens + chunk))
     tl.store(logit_rows + S + chunk, tl.load(last_rows + chunk) + S)
+    tl.store(choosing + S + chunk, tl.load(last_slots + chunk))
     lanes = tl.arange(0, BLOCK)
     for start in range(0, max_blocks, BLOCK):
         ok = start + lanes < max_blocks
@@ -317,6 +323,7 @@ def begin_pass_kernel(
     token_slots,  # what `step_input_kernel` left, from here
     slots,
     last_rows,
+    last_slots,
     ids,
     positions,
     context_lens,
@@ -326,6 +333,7 @@ def begin_pass_kernel(
     row_lens,  # int32 [S] out: 0 for idle rows
     tables,  # int32 [C, max_blocks] out
     logit_rows,  # int64 [S + C] out: decode rows, then the packed index of the ends of prompts
+    choosing,  # int64 [S + C] out: their slots
     record,  # int64 [1] number of the report this pass writes: counted up
     S,
     T,
@@ -344,7 +352,7 @@ def begin_pass_kernel(
     if program == 0:
         tl.store(record, tl.load(record) + 1)
     if program < first_token:
-        _begin_rows(program, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, S, BLOCK)
+        _begin_rows(program, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, choosing, S, BLOCK)
     elif program < first_chunk:
         part = program - first_token
         token_ids = packed_ids + S
@@ -365,5 +373,17 @@ def begin_pass_kernel(
     else:
         chunk = program - first_chunk
         _begin_chunk(
-            chunk, slots, last_rows, context_lens, block_table, length, tables, logit_rows, S, max_blocks, BLOCK
+            chunk,
+            slots,
+            last_rows,
+            last_slots,
+            context_lens,
+            block_table,
+            length,
+            tables,
+            logit_rows,
+            choosing,
+            S,
+            max_blocks,
+            BLOCK,
         )

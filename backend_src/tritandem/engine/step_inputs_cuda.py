@@ -214,10 +214,16 @@ def spread(
 
 
 def begin_pass(
-    inputs: PassInputs, state: SlotState, rows: torch.Tensor, block_tokens: int, record: torch.Tensor
+    inputs: PassInputs,
+    state: SlotState,
+    rows: torch.Tensor,
+    choosing: torch.Tensor,
+    block_tokens: int,
+    record: torch.Tensor,
 ) -> PassBatch:
-    """Read in one launch what a pass over `rows` (int64 [S]) and the chunks in `inputs` feeds to the model, bring the
-    chunks' lengths up to date and count `record` (int64 [1]) up. The fast twin of `PassInputs.batch`."""
+    """Read in one launch what a pass over `rows` (int64 [S]) and the chunks in `inputs` feeds to the model; the fast
+    twin of `PassInputs.batch`. Brings the chunks' lengths up to date, writes the slot behind every row of logits to
+    `choosing` (int64 [S + C]) and counts `record` (int64 [1]) up."""
     count, (tokens, chunks) = len(rows), (inputs.token_slots.shape[0], inputs.slots.shape[0])
     device, max_blocks = rows.device, state.block_table.shape[1]
     ids = torch.empty(count + tokens, dtype=torch.int64, device=device)
@@ -234,6 +240,7 @@ def begin_pass(
         inputs.token_slots,
         inputs.slots,
         inputs.last_rows,
+        inputs.last_slots,
         inputs.ids,
         inputs.positions,
         inputs.context_lens,
@@ -243,6 +250,7 @@ def begin_pass(
         row_lens,
         tables,
         logit_rows,
+        choosing,
         record,
         count,
         tokens,
