@@ -29,6 +29,9 @@ class ClientCore:
       does not reach the server's work at once. That is any model but the direct one, and HTTP, where Triton notices a
       closed connection when it next sends something.
     - `ca_file`, `headers`, `connect_timeout_s`: PEM roots for TLS, metadata for every call, time to connect.
+    - `keepalive_s`, gRPC only: ping a silent server this often while requests run, so that one that vanished without
+      a word is noticed within twice that time. Tritandem's takes pings 5 s apart or more; Triton by itself breaks
+      connections off that ping more often than every 300 s (`--grpc-http2-min-recv-ping-interval-without-data`).
     """
 
     def __init__(
@@ -44,9 +47,15 @@ class ClientCore:
         ca_file: str | None = None,
         headers: Mapping[str, str] | None = None,
         connect_timeout_s: float = 5.0,
+        keepalive_s: float | None = None,
     ) -> None:
         self.address = parse_address(
-            url, protocol, ca_file=ca_file, headers=headers, connect_timeout_s=connect_timeout_s
+            url,
+            protocol,
+            ca_file=ca_file,
+            headers=headers,
+            connect_timeout_s=connect_timeout_s,
+            keepalive_s=keepalive_s,
         )
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
         unheard = model != DIRECT_MODEL or self.address.protocol == "http"

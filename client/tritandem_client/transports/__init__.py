@@ -34,6 +34,7 @@ class Address:
     ca_file: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     connect_timeout_s: float = 5.0
+    keepalive_s: float | None = None
 
 
 class Call(Protocol):
@@ -81,6 +82,7 @@ def parse_address(
     ca_file: str | None = None,
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 5.0,
+    keepalive_s: float | None = None,
 ) -> Address:
     """`host`, `host:port` or `grpc|grpcs|http|https://host:port`; the scheme decides unless `protocol` is given.
 
@@ -95,7 +97,7 @@ def parse_address(
     host = rest.rstrip("/")
     if ":" not in host.rpartition("]")[2]:
         host = f"{host}:{_DEFAULT_PORTS[implied]}"
-    return Address(implied, host, tls, ca_file, dict(headers or {}), connect_timeout_s)
+    return Address(implied, host, tls, ca_file, dict(headers or {}), connect_timeout_s, keepalive_s)
 
 
 def connect(address: Address) -> Transport:

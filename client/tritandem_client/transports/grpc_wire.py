@@ -30,7 +30,7 @@ from tritandem_client.transports import Address
 
 def channel_options(address: Address) -> list[tuple[str, int]]:
     """Every client has its own connection, and a server that comes back is found again within two seconds."""
-    return [
+    options = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.use_local_subchannel_pool", 1),
@@ -39,6 +39,15 @@ def channel_options(address: Address) -> list[tuple[str, int]]:
         ("grpc.min_reconnect_backoff_ms", int(address.connect_timeout_s * 1000)),  # the time one attempt may take
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
+    if address.keepalive_s is not None:
+        interval_ms = int(address.keepalive_s * 1000)
+        options += [
+            ("grpc.keepalive_time_ms", interval_ms),
+            ("grpc.keepalive_timeout_ms", interval_ms),
+            ("grpc.http2.ping_timeout_ms", interval_ms),
+            ("grpc.http2.max_pings_without_data", 0),  # a long prefill sends nothing
+        ]
+    return options
 
 
 def credentials(address: Address) -> grpc.ChannelCredentials | None:
