@@ -51,13 +51,18 @@ def server() -> Iterator[FakeTritonGrpc]:
         yield one
 
 
-def test_a_server_that_vanished_is_noticed_long_before_the_time_limit(server: FakeTritonGrpc) -> None:
-    with contextlib.closing(Cable(int(server.url.rpartition(":")[2]))) as cable:
-        with Client(cable.url, timeout_s=60.0, keepalive_s=0.5) as client, client.stream("x") as stream:
+@pytest.fixture
+def cable(server: FakeTritonGrpc) -> Iterator[Cable]:
+    with contextlib.closing(Cable(int(server.url.rpartition(":")[2]))) as one:
+        yield one
+
+
+def test_a_server_that_vanished_is_noticed_long_before_the_time_limit(cable: Cable) -> None:
+    with Client(cable.url, timeout_s=60.0, keepalive_s=0.5) as client, client.stream("x") as stream:
+        next(stream)
+        cable.cut.set()
+        begun_s = time.monotonic()
+        with pytest.raises(ConnectionFailed) as caught:
             next(stream)
-            cable.cut.set()
-            begun_s = time.monotonic()
-            with pytest.raises(ConnectionFailed) as caught:
-                next(stream)
-            assert time.monotonic() - begun_s < 30.0
-            assert caught.value.partial_text == "a"
+        assert time.monotonic() - begun_s < 30.0
+        assert caught.value.partial_text == "a"
