@@ -115,21 +115,24 @@ BAD_BODIES: dict[str, tuple[Any, list[str]]] = {
 
 @contextmanager
 def undisturbed(client: RawClient, model: str) -> Iterator[None]:
-    """A stream runs throughout, and ends with the text that it has when nothing else happens."""
+    """A stream runs until it is stopped at the end, and its text is the one that it has when nothing else happens."""
     counting = {
         "text_input": text("1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"),
-        "max_tokens": number(100, np.int32),
         "sampling_parameters": text('{"ignore_eos": true}'),
         "stream": number(True, np.bool_),
+        "return_num_output_tokens": number(True, np.bool_),
     }
-    whole = client.answer(model, counting)
-    bystander = client.stream(model, counting)
+    bystander = client.stream(model, counting | {"max_tokens": number(4000, np.int32)}, request_id="bystander")
     responses = iter(bystander)
-    seen = next(responses).as_numpy("text_output")[0].decode()
+    seen = [next(responses)]
     yield
-    seen += "".join(result.as_numpy("text_output")[0].decode() for result in responses)
+    client.results(model, {"stop": number(True, np.bool_)}, request_id="bystander")
+    seen += responses
     bystander.close()
-    assert seen == whole
+    assert seen[-1].as_numpy("outcome")[0] == b"STOPPED", "it ended too early to be a witness"
+    tokens = sum(int(result.as_numpy("num_output_tokens")[0]) for result in seen)
+    alone = client.answer(model, counting | {"max_tokens": number(tokens, np.int32)})
+    assert "".join(result.as_numpy("text_output")[0].decode() for result in seen) == alone
 
 
 @MODELS
