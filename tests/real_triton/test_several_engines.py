@@ -49,8 +49,6 @@ SCHEDULER = """
         bls_engine.ROTATE_AFTER_RESPONSES = 2
         self._plug = start_scheduler(args)
 """
-# As the second engine of a deployment is made: both folders copied, and named to the scheduler.
-COPIES = {"engine": "engine_b", "engine_calls": "engine_b_calls"}
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +61,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "    def execute(self, requests):\n        self._plug.execute(requests)\n\n"
             "    def finalize(self):\n        self._plug.close()\n"
         )
-    for model, copy in COPIES.items():
-        shutil.copytree(repository / model, repository / copy)
-        replace(repository / copy / "config.pbtxt", f'name: "{model}"', f'name: "{copy}"')
-    replace(repository / "scheduler" / "config.pbtxt", 'string_value: "engine"', 'string_value: "engine, engine_b"')
     return repository
-
-
-def replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
 
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[TritonServer]:
-    with start_server(repository=repository) as running:
+    with start_server(repository=repository, devices=("cpu", "cpu")) as running:
         yield running
 
 
@@ -140,7 +128,7 @@ def test_both_engines_serve_and_every_stream_is_whole(server: TritonServer) -> N
     load.join()
     assert not load.errors
     assert load.counts == [SHORT] * CLIENTS * 15
-    wait_for("both engines in the log", lambda: set(served_by(server)) == {"engine", "engine_b"}, 10.0)
+    wait_for("both engines in the log", lambda: set(served_by(server)) == {"engine", "engine_2"}, 10.0)
     assert live_stubs(server.pid) == stubs
 
 
@@ -172,14 +160,14 @@ def test_256_streams_are_whole_and_in_order_though_readers_are_slow(server: Trit
 def test_a_killed_engine_fails_its_streams_alone(server: TritonServer) -> None:
     load = Load(server, 1, LONG)
     load.wait_all_stream()
-    os.kill(stub_pids(server.pid)["engine_b"], signal.SIGKILL)
+    os.kill(stub_pids(server.pid)["engine_2"], signal.SIGKILL)
     fresh = Load(server, 10, SHORT)  # some are on their way to it, and move
     load.join(ENDS_WITHIN_S + LONG * STEP_S)
     fresh.join()
     assert load.counts
     assert load.counts == [LONG] * len(load.counts)
     assert load.errors
-    assert all(isinstance(error, Failed) and "engine_b" in str(error) for error in [*load.errors, *fresh.errors])
+    assert all(isinstance(error, Failed) and "engine_2" in str(error) for error in [*load.errors, *fresh.errors])
     last = Load(server, 5, SHORT)
     last.join()
     assert last.counts == [SHORT] * CLIENTS * 5

@@ -14,7 +14,7 @@ from tritandem.server.layout import backend_folder
 from tritandem.server.locate import TritonInstall
 from tritandem.server.logfile import LogReader, explain_failure, progress
 from tritandem.server.options import ServeOptions, flag_names
-from tritandem.server.repository import model_names, set_instance_count, with_tokenizer_instances
+from tritandem.server.repository import engine_devices, model_names, repository_of_run, set_instance_count
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 
@@ -116,8 +116,8 @@ def test_the_projects_models_are_found() -> None:
 
 
 def test_tokenizer_instances_go_into_a_copy(tmp_path: Path) -> None:
-    assert with_tokenizer_instances(REPOSITORY, 0, tmp_path) == REPOSITORY
-    copy = with_tokenizer_instances(REPOSITORY, 3, tmp_path)
+    assert repository_of_run(REPOSITORY, tmp_path) == REPOSITORY
+    copy = repository_of_run(REPOSITORY, tmp_path, tokenizer_instances=3)
     changed = (copy / "tokenizer" / "config.pbtxt").read_text()
     assert changed.count("instance_group") == 1
     assert "count: 3 kind: KIND_CPU" in changed
@@ -127,7 +127,30 @@ def test_tokenizer_instances_go_into_a_copy(tmp_path: Path) -> None:
 
 def test_a_repository_without_a_tokenizer_cannot_have_more_of_them(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="--tokenizer-instances"):
-        with_tokenizer_instances(tmp_path, 2, tmp_path / "run")
+        repository_of_run(tmp_path, tmp_path / "run", tokenizer_instances=2)
+
+
+def test_every_device_has_an_engine_and_its_relay_in_a_copy(tmp_path: Path) -> None:
+    copy = repository_of_run(REPOSITORY, tmp_path, devices=("cuda:1", "cuda:0", "cuda:3"))
+    added = {"engine_2", "engine_2_calls", "engine_3", "engine_3_calls"}
+    assert set(model_names(copy)) == set(model_names(REPOSITORY)) | added
+    assert engine_devices(copy) == {"engine": "cuda:1", "engine_2": "cuda:0", "engine_3": "cuda:3"}
+    for name in added:
+        config = (copy / name / "config.pbtxt").read_text()
+        assert config.count(f'name: "{name}"') == 1
+        assert (copy / name / "1" / "model.py").is_file()
+    assert (
+        '"engines" value { string_value: "engine, engine_2, engine_3" }'
+        in (copy / "scheduler" / "config.pbtxt").read_text()
+    )
+
+
+def test_a_repository_whose_engines_are_its_own_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"no model 'scheduler'.*--devices"):
+        repository_of_run(tmp_path, tmp_path / "run", devices=("cpu",))
+    own = repository_of_run(REPOSITORY, tmp_path / "own", devices=("cpu", "cpu"))
+    with pytest.raises(Refusal, match="'engine_2' already"):
+        repository_of_run(own, tmp_path / "again", devices=("cpu", "cpu"))
 
 
 def test_an_instance_group_is_added_where_there_is_none() -> None:

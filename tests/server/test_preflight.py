@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -119,6 +120,26 @@ def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:
     config.write_text("[engine]\nblock_tokns = 16\n")
     with pytest.raises(ConfigError, match="block_tokns"):
         preflight.check_engine_config(ServeOptions(None, Path("/"), engine_config=config))
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        (("cuda:0", "cuda:0"), "given cuda:0,cuda:0: allowed: cpu, or cuda:N with each GPU once"),
+        (("cuda", "cuda:1"), "given cuda,cuda:1: allowed: cpu, or cuda:N with each GPU once"),
+        (("auto", "auto"), "given auto,auto: allowed: cpu, or cuda:N with each GPU once"),
+        (("cuda:0", "cuda:7"), "given 'cuda:7', but this process may use 1 GPU"),
+    ],
+)
+def test_devices_of_engines_are_looked_at_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.setattr(
+        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if ":7" in device else None
+    )
+    with pytest.raises(Refusal, match=f"--devices: {re.escape(problem)}"):
+        preflight.check_devices(ServeOptions(None, tmp_path, devices=devices))
+    preflight.check_devices(ServeOptions(None, tmp_path, devices=("cpu", "cpu", "cuda:0", "cuda:1")))
 
 
 @pytest.mark.parametrize(

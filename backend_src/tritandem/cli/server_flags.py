@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
+from tritandem.config import CONFIG_ENV, DEVICE_FORMS, MODEL_ENV, PLACEMENT_ENV, is_device, placement_from_words
 from tritandem.contracts import ConfigError
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
@@ -35,6 +35,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--model-repository", type=Path, metavar="DIR", help="what Triton loads (default: the project's own)")
     add("--tokenizer-instances", type=_count, default=0, metavar="N", help="default: what the repository says")
+    add(
+        "--devices",
+        type=_devices,
+        default=(),
+        metavar="LIST",
+        help="an engine on each of these, e.g. cuda:0,cuda:1 (default: one engine, on the device of the configuration)",
+    )
     add("--host", default=defaults.host, help="address to listen on (default: %(default)s, this machine only)")
     add("--http-port", type=_port, default=defaults.http_port, help="default: %(default)s")
     add("--grpc-port", type=_port, default=defaults.grpc_port, help="default: %(default)s")
@@ -73,6 +80,7 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "metrics_port": args.metrics_port,
         "engine_config": config,
         "tokenizer_instances": args.tokenizer_instances,
+        "devices": args.devices,
         "drain_timeout_s": args.drain_timeout_s,
         "log_path": args.log_file,
         "placement": _placement(args),
@@ -103,6 +111,13 @@ def _port(text: str) -> int:
     if not 1 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"given {port}, allowed: 1..65535")
     return port
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    devices = tuple(word.strip() for word in text.split(","))
+    if not all(is_device(device) for device in devices):
+        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: {DEVICE_FORMS}, separated by commas")
+    return devices
 
 
 def _count(text: str) -> int:

@@ -30,7 +30,7 @@ from .logfile import REQUESTS_ENDED, LogReader, describe_end
 from .options import ServeOptions
 from .placing import place_server
 from .preflight import check_all
-from .repository import default_repository, with_tokenizer_instances
+from .repository import default_repository, repository_of_run
 
 KILL_WAIT_S = 10.0
 # For unloading, once the last request has ended. A client that keeps an idle gRPC stream open would hold up
@@ -92,8 +92,8 @@ class TritonServer:
         backends = backend_folder(install, cache_root())
         self._run_folder = Path(tempfile.mkdtemp(prefix="tritandem-run-"))
         try:
-            repository = with_tokenizer_instances(
-                self.options.repository, self.options.tokenizer_instances, self._run_folder
+            repository = repository_of_run(
+                self.options.repository, self._run_folder, self.options.tokenizer_instances, self.options.devices
             )
             admin_key = secrets.token_urlsafe(24)
             words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)

@@ -24,6 +24,7 @@ class ServeOptions:
     metrics_port: int = 8002
     engine_config: Path | None = None
     tokenizer_instances: int = 0  # 0: what the repository says
+    devices: tuple[str, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
     placement: str = ""  # auto, off, or COMPONENT=CPUS words; "": what the configuration says

@@ -121,20 +121,25 @@ def check_tracing(options: ServeOptions) -> None:
 
 
 def check_devices(options: ServeOptions) -> None:
-    """Of the configuration, and of every engine of the repository that names its own."""
-    for where, device in _devices(options).items():
+    """Of `--devices`; else of the configuration, and of every engine of the repository that names its own."""
+    gpus = [device for device in options.devices if device != "cpu"]
+    if len(options.devices) > 1 and (len(set(gpus)) < len(gpus) or any(":" not in device for device in gpus)):
+        raise Refusal(f"--devices: given {','.join(options.devices)}", "allowed: cpu, or cuda:N with each GPU once")
+    for where, device in _devices(options):
         if not is_device(device):
             raise Refusal(f"{where}: given {device!r}", f"allowed: {DEVICE_FORMS}")
         if problem := why_no_device(device):
             raise Refusal(f"{where}: given {device!r}, but {problem}", f"allowed: {DEVICE_FORMS}, as far as they exist")
 
 
-def _devices(options: ServeOptions) -> dict[str, str]:
-    """Device by what names it."""
-    found = {"engine.device": _config(options).engine.device}
+def _devices(options: ServeOptions) -> list[tuple[str, str]]:
+    """(what names it, device)"""
+    if options.devices:
+        return [("--devices", device) for device in options.devices]
+    found = [("engine.device", _config(options).engine.device)]
     if options.repository.is_dir():
         for model, device in engine_devices(options.repository).items():
-            found[f"{options.repository / model}/config.pbtxt, parameter device"] = device
+            found.append((f"{options.repository / model}/config.pbtxt, parameter device", device))
     return found
 
 

@@ -1,14 +1,16 @@
-"""The model repository as a server will load it: found, checked, and copied where a count must differ."""
+"""The model repository as a server will load it: found, checked, and copied where a run wants something else."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..host import Refusal
 
-TOKENIZER_MODEL = "tokenizer"
+TOKENIZER_MODEL, SCHEDULER_MODEL, ENGINE_MODEL = "tokenizer", "scheduler", "engine"
+_RELAY = "{}_calls"  # every engine has one
 _GROUP = re.compile(r"instance_group\s*(?::\s*)?\[.*?\]", re.DOTALL)
 _DEVICE = re.compile(r'^[^#\n]*key:\s*"device"\s*,?\s*value:?\s*\{\s*string_value:\s*"([^"]+)"', re.MULTILINE)
 
@@ -36,20 +38,52 @@ def engine_devices(repository: Path) -> dict[str, str]:
     return {name: match[1] for name, match in found.items() if match is not None}
 
 
-def with_tokenizer_instances(repository: Path, count: int, run_folder: Path) -> Path:
-    """A copy of `repository` in `run_folder` whose tokenizer has `count` instances; the original when count is 0.
-
-    Raises Refusal when the repository has no tokenizer.
+def repository_of_run(
+    repository: Path, run_folder: Path, tokenizer_instances: int = 0, devices: Sequence[str] = ()
+) -> Path:
+    """A copy of `repository` in `run_folder` whose tokenizer has so many instances and which has an engine for each of
+    `devices`; the original when neither is asked for (0 and none). Raises Refusal when it has no such models.
     """
-    if count == 0:
+    if not tokenizer_instances and not devices:
         return repository
-    source = repository / TOKENIZER_MODEL / "config.pbtxt"
-    if not source.is_file():
-        raise Refusal(f"{repository} has no model {TOKENIZER_MODEL!r}", "leave --tokenizer-instances out")
+    needed = {TOKENIZER_MODEL: "--tokenizer-instances"} if tokenizer_instances else {}
+    if devices:
+        needed |= dict.fromkeys((SCHEDULER_MODEL, ENGINE_MODEL, _RELAY.format(ENGINE_MODEL)), "--devices")
+    for model, flag in needed.items():
+        if not (repository / model / "config.pbtxt").is_file():
+            raise Refusal(f"{repository} has no model {model!r}", f"leave {flag} out")
     copy = run_folder / "model_repository"
     shutil.copytree(repository, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / TOKENIZER_MODEL / "config.pbtxt").write_text(set_instance_count(source.read_text(), count))
+    if tokenizer_instances:
+        config = copy / TOKENIZER_MODEL / "config.pbtxt"
+        config.write_text(set_instance_count(config.read_text(), tokenizer_instances))
+    if devices:
+        _add_engines(copy, devices)
     return copy
+
+
+def _add_engines(repository: Path, devices: Sequence[str]) -> None:
+    """`engine` computes on the first device, copies of it, `engine_2` and so on, on the others."""
+    names = [ENGINE_MODEL, *(f"{ENGINE_MODEL}_{number}" for number in range(2, len(devices) + 1))]
+    for name in names[1:]:
+        for model, twin in ((ENGINE_MODEL, name), (_RELAY.format(ENGINE_MODEL), _RELAY.format(name))):
+            if (repository / twin).exists():
+                raise Refusal(f"the model repository has a model {twin!r} already", "leave --devices out")
+            shutil.copytree(repository / model, repository / twin)
+            config = repository / twin / "config.pbtxt"
+            config.write_text(re.sub(rf'^name:\s*"{model}"', f'name: "{twin}"', config.read_text(), flags=re.MULTILINE))
+    for name, device in zip(names, devices, strict=True):
+        _set_parameter(repository / name / "config.pbtxt", "device", device)
+    _set_parameter(repository / SCHEDULER_MODEL / "config.pbtxt", "engines", ", ".join(names))
+
+
+def _set_parameter(config: Path, key: str, value: str) -> None:
+    """Replace the value of a parameter that config.pbtxt has. Raises Refusal where it has none."""
+    known = re.compile(rf'^([^#\n]*key:\s*"{key}"\s*,?\s*value:?\s*\{{\s*string_value:\s*")[^"]*"', re.MULTILINE)
+    changed, count = known.subn(lambda found: f'{found[1]}{value}"', config.read_text())
+    if count != 1:
+        raise Refusal(f"{config.parent.name}/config.pbtxt has no parameter {key!r}", "leave --devices out")
+    config.write_text(changed)
 
 
 def set_instance_count(pbtxt: str, count: int) -> str:
