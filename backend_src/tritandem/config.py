@@ -66,7 +66,7 @@ class EngineConfig:
 class SchedulerConfig:
     """Admission, order and delivery."""
 
-    max_queued_requests: int = 4096
+    max_queued_requests: int = 4096  # and before them as many texts that wait for the tokenizer
     max_queued_tokens: int = 4_000_000  # prompt + output budget over all queued requests
     default_max_tokens: int = 256
     default_priority: str = "normal"  # interactive | normal | batch

@@ -70,4 +70,4 @@ def test_one_text_too_many_is_refused_and_the_next_finds_room_again(tokenizer: T
         done.get(timeout=5)
     bls.close()
     assert done.empty()
-    assert bls._waiting == 0
+    assert len(bls._waiting) == 0

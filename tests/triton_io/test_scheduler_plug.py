@@ -147,7 +147,8 @@ def test_a_refusal_of_the_tokenizer_keeps_its_words(plug: SchedulerPlug, service
 
 def test_a_refusal_that_the_ensemble_carries_keeps_its_words_too(plug: SchedulerPlug) -> None:
     words = "REJECTED_INVALID: text_input: given '', allowed: at least one character"
-    for refusal, message in ((words, words), ("FAILED: secret", "FAILED: tokenizer: FAILED: secret")):
+    full = "REJECTED_SATURATED: 9 texts are waiting for the tokenizer; retry after 1.0 s"
+    for refusal, message in ((words, words), (full, full), ("FAILED: secret", "FAILED: tokenizer: FAILED: secret")):
         request, sender = received(tokenized(-1) | {"refusal": text(refusal)})
         plug.execute([request])
         assert sender.wait_end()[0].error().message() == message

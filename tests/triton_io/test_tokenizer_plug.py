@@ -108,6 +108,26 @@ def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error() -> None:
     assert "at least one character" in refusals[2]
 
 
+def test_one_text_too_many_is_told_when_to_come_back_and_holds_up_neither_stop_nor_ids() -> None:
+    tokenizer = SlowForLongTexts()
+    plug = TokenizerPlug(tokenizer, max_waiting=2)
+    long = [received({"text_input": text("x" * LONG)}) for _ in range(3)]
+    late, late_sender = received({"text_input": text("ab")}, outputs=["input_ids", "refusal"])
+    ids, ids_sender = received({"input_ids": np.array([[4]], np.int32)})
+    stop, stop_sender = received({"stop": one(True, np.bool_)})
+    plug.execute([request for request, _ in long])
+    plug.execute([late, ids, stop])
+    words = "REJECTED_SATURATED: 2 texts are waiting for the tokenizer; retry after 1.0 s"
+    assert long[2][1].wait_end()[0].error().message() == words
+    assert late_sender.wait_end()[0].arrays()["refusal"][0][0].decode() == words
+    assert (ids_of(ids_sender), ids_of(stop_sender)) == ([4], [0])
+    tokenizer.finish_long_texts()
+    assert len(ids_of(long[0][1])) == len(ids_of(long[1][1])) == LONG
+    again, again_sender = received({"text_input": text("ab")})
+    plug.execute([again])
+    assert ids_of(again_sender) == [97, 98]
+
+
 def test_an_unexpected_error_is_hidden_from_the_client_and_told_to_the_log() -> None:
     import triton_python_backend_utils as pb_utils
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,12 +18,13 @@ import triton_python_backend_utils as pb_utils
 
 from ..contracts import EngineFailed, Int32Array, InvalidRequest, Saturated, TritandemError
 from .prompt_source import PromptSource
+from .waiting_texts import WaitingTexts
 
 THREADS = 8  # of each pool
 LONG_CHARS = 16384
-RETRY_AFTER_S = 1.0
 _OUTPUTS = ["input_ids", "tokenized_ns"]
 _INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (.*?): given (.*), allowed: (.*)", re.DOTALL)
+_SATURATED = re.compile(rf"{Saturated.outcome.value}: (.*); retry after ([0-9.]+) s", re.DOTALL)
 
 
 class RemoteInvalid(InvalidRequest):
@@ -36,17 +36,13 @@ class RemoteInvalid(InvalidRequest):
 
 
 class BlsTokenizer:
-    """Calls come from Triton's thread; `then` and `failed` run on a thread of a pool.
-
-    `max_waiting` bounds the texts that have no ids yet: the scheduler's own bound counts them only from then on.
-    """
+    """Calls come from Triton's thread; `then` and `failed` run on a thread of a pool. `max_waiting` texts at most wait
+    here for their ids."""
 
     def __init__(self, max_waiting: int, model_name: str = "tokenizer", threads: int = THREADS) -> None:
-        self._max_waiting, self._model_name = max_waiting, model_name
+        self._waiting, self._model_name = WaitingTexts(max_waiting), model_name
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize")
         self._long = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize-long")
-        self._lock = threading.Lock()
-        self._waiting = 0
 
     def submit(
         self,
@@ -65,13 +61,9 @@ class BlsTokenizer:
             else:
                 then(ids, tokenized_ns)
             finally:
-                with self._lock:
-                    self._waiting -= 1
+                self._waiting.leave()
 
-        with self._lock:
-            if self._waiting >= self._max_waiting:
-                raise Saturated(f"{self._waiting} texts are waiting for the tokenizer", RETRY_AFTER_S)
-            self._waiting += 1
+        self._waiting.enter()
         (self._long if prompt.chars > LONG_CHARS else self._short).submit(run)
 
     def close(self) -> None:
@@ -103,5 +95,8 @@ class BlsTokenizer:
 
 def error_of(message: str) -> TritandemError:
     """What the tokenizer said, as the error it was."""
-    found = _INVALID.search(message)
-    return RemoteInvalid(*found.groups()) if found else EngineFailed(f"tokenizer: {message}")
+    if found := _INVALID.search(message):
+        return RemoteInvalid(*found.groups())
+    if found := _SATURATED.search(message):
+        return Saturated(found[1], float(found[2]))
+    return EngineFailed(f"tokenizer: {message}")

@@ -55,7 +55,8 @@ def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
     publisher = tokenizer_publisher(config.telemetry, report, registry, name)
     publisher.start()
     note = report.note if config.telemetry.metrics else None
-    return TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher)
+    most_waiting = config.scheduler.max_queued_requests
+    return TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher, most_waiting)
 
 
 def start_engine(args: Mapping[str, str]) -> EnginePlug:

@@ -10,6 +10,7 @@ thread for short texts and from the tokenizer's pool for long ones.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from .prompt_source import PromptSource, read_parameters, read_prompt
 from .replies import error_response, public_error
 from .schema import REFUSAL
 from .tensor_values import Inputs
+from .waiting_texts import WaitingTexts
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -55,8 +57,9 @@ class Publisher(Protocol):
 class TokenizerPlug:
     """Answers every request exactly once, with ids or with the error of that request alone.
 
-    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `note` hears of every
-    text that was encoded. `publisher`, if any, has been started and is closed here.
+    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `max_waiting` texts at
+    most wait for their ids. `note` hears of every text that was encoded. `publisher`, if any, has been started and is
+    closed here.
     """
 
     def __init__(
@@ -65,8 +68,10 @@ class TokenizerPlug:
         max_tokens: int | None = None,
         note: Callable[[Any], None] | None = None,
         publisher: Publisher | None = None,
+        max_waiting: int = sys.maxsize,
     ) -> None:
         self._tokenizer = tokenizer
+        self._waiting = WaitingTexts(max_waiting)
         self._max_tokens = max_tokens
         self._note = note
         self._publisher = publisher
@@ -97,16 +102,24 @@ class TokenizerPlug:
             self._publisher.close()
 
     def _encode(self, prompt: PromptSource, reply: _Reply) -> None:
-        if prompt.text is not None:
-            future = self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
-        elif prompt.messages is not None:
-            future = self._tokenizer.submit_chat(prompt.messages, max_tokens=self._max_tokens)
-        else:
+        if prompt.text is None and prompt.messages is None:
             reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
+        self._waiting.enter()
+        try:
+            future = self._submit(prompt)
+        except BaseException:
+            self._waiting.leave()
+            raise
+        future.add_done_callback(lambda _: self._waiting.leave())
         if self._note is not None:
             future.add_done_callback(self._noted)
         future.add_done_callback(reply.settle)
+
+    def _submit(self, prompt: PromptSource) -> Future[Any]:
+        if prompt.text is not None:
+            return self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
+        return self._tokenizer.submit_chat(prompt.messages or [], max_tokens=self._max_tokens)
 
     def _noted(self, done: Future[Any]) -> None:
         if self._note is not None and done.exception() is None:
