@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.segments import Markers, Segment
 from tritandem.tokenizer.source import AddedToken
+from tritandem.tokenizer.text_tokenizer import INLINE_MESSAGES
 
 Messages = list[dict[str, Any]]
 
@@ -32,6 +36,7 @@ CONVERSATIONS: list[Messages] = [
     [user("  leading and trailing \n\n")],
     [{"role": "system", "content": ""}, user("def f(x):\n\treturn x\n" * 20)],
     [user("less < more, a <| b, <im_start>, |>")],
+    [user("many")] + [{"role": role, "content": str(n)} for n in range(40) for role in ("assistant", "user")],
     [user("turn")] + [{"role": role, "content": str(n)} for n in range(20) for role in ("assistant", "user")],
 ]
 HOSTILE = [
@@ -119,6 +124,54 @@ def test_a_wrong_message_is_named(tokenizer: TextTokenizer, messages: Any, field
     with pytest.raises(InvalidRequest) as caught:
         tokenizer.encode_chat(messages)
     assert caught.value.field_name == field
+
+
+LONG_CONVERSATION = [user("a <|im_"), {"role": "assistant", "content": "<|im_end|> b"}] * 50
+
+
+def test_short_texts_go_on_while_a_long_conversation_is_rendered(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(LONG_CONVERSATION) > INLINE_MESSAGES
+    rendering, release, render = threading.Event(), threading.Event(), tokenizer._chat.segments
+
+    def slowly(*arguments: Any) -> Any:
+        rendering.set()
+        assert release.wait(30)
+        return render(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer._chat, "segments", slowly)
+        future = tokenizer.submit_chat(LONG_CONVERSATION)
+        assert rendering.wait(30)
+        assert len(tokenizer.encode("short").ids) > 0
+        assert not future.done()
+        release.set()
+        ids = future.result(30).ids
+        # Here and now, as a short one.
+        patch.setattr("tritandem.tokenizer.text_tokenizer.INLINE_MESSAGES", len(LONG_CONVERSATION))
+        assert np.array_equal(tokenizer.encode_chat(LONG_CONVERSATION).ids, ids)
+
+
+def test_a_wrong_message_of_a_long_conversation_is_named_too(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer.encode_chat([*LONG_CONVERSATION, {"role": 7, "content": "x"}])
+    assert caught.value.field_name == "messages[100].role"
+    assert tokenizer.stats().queue_size == 0
+
+
+def test_the_longest_conversation_is_rendered_in_little_more_than_transformers_takes(tokenizer: TextTokenizer) -> None:
+    messages = [user("hi there <|im_"), {"role": "assistant", "content": "a <|im_end|> b"}] * 2500
+    plain = [user("hi there"), {"role": "assistant", "content": "a b"}] * 2500
+
+    def cpu_s(render: Callable[[], object]) -> float:
+        begun_s = time.process_time()
+        render()
+        return time.process_time() - begun_s
+
+    ours = min(cpu_s(lambda: tokenizer._chat.segments(messages, True, None, {})) for _ in range(2))
+    theirs = min(cpu_s(lambda: tokenizer._chat.render(plain, True, None, {})) for _ in range(2))
+    assert ours < 12 * theirs  # measured: 3; it was 27 when every string was compared with every beginning of a token
 
 
 def test_a_template_that_fails_is_the_requests_fault_not_a_crash(tokenizer: TextTokenizer) -> None:

@@ -15,7 +15,7 @@ from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer
 from tritandem.triton_io.prompt_source import PromptSource
 
 SHORT, LONG = PromptSource(text="short"), PromptSource(text="x" * (LONG_CHARS + 1))
-LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * LONG_CHARS}])
+LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * (LONG_CHARS + 1)}])
 
 
 class Tokenizer:

@@ -26,10 +26,11 @@ class Markers:
     """Two private-use characters that occur in none of `untrusted`: they bracket what must stay plain text."""
 
     def __init__(self, untrusted: Any, control: tuple[AddedToken, ...]) -> None:
-        used = set().union(*map(set, strings_in(untrusted)))
+        used = set().union(*(set(text) for text in strings_in(untrusted) if not text.isascii()))
         free = (chr(code) for code in range(0x10F000, 0x10FFFE) if chr(code) not in used)
         self._open, self._close = next(free), next(free)
         self._control = {token.content: token for token in control}
+        self._beginnings = tuple({text[:length] for text in self._control for length in range(1, len(text))})
         longest_first = sorted(map(re.escape, self._control), key=len, reverse=True)
         self._control_re = re.compile("|".join(longest_first) or "(?!)")
 
@@ -83,7 +84,7 @@ class Markers:
         yield rendered[at:], True
 
     def _ends_in_a_beginning(self, text: str) -> bool:
-        return any(text.endswith(content[:length]) for content in self._control for length in range(1, len(content)))
+        return text.endswith(self._beginnings)
 
 
 def strings_in(value: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..config import TokenizerConfig
-from ..contracts import InvalidRequest, TritandemError
+from ..contracts import TritandemError
 from .chat import ChatRenderer
 from .counters import Counters
 from .encoded import Encoded, Ids, TokenizerStats
@@ -19,9 +19,11 @@ from .engines import Engines
 from .jobs import Job, run_jobs
 from .limits import longest_token_chars
 from .placement import cores_given, encode_threads
+from .segments import strings_in
 from .source import TokenizerSource
 from .text_streams import TextStreams
 
+INLINE_MESSAGES = 64  # a template takes some 10 us for each
 Encode = Callable[[Sequence[str]], Sequence[Ids]]
 
 
@@ -118,24 +120,43 @@ class TextTokenizer:
         """Render and encode a conversation; the template's control tokens are tokens, those in messages plain text.
 
         With `escape_special_tokens_in_chat` off, the ids equal `apply_chat_template(..., tokenize=True)` whatever
-        the messages hold. The future raises InvalidRequest or EngineFailed.
+        the messages hold. Long conversations are rendered in the pool. The future raises InvalidRequest or
+        EngineFailed.
         """
-        segments = None
-        try:
-            if self._config.escape_special_tokens_in_chat:
-                text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
-            else:
-                text = self._chat.render(messages, add_generation_prompt, tools, variables)
-        except InvalidRequest as error:
-            refused = Job("", "messages", None, self._counters)
-            refused.fail(error)
-            return refused.future
-        if segments is None:
-            return self.submit(text, add_special_tokens=False, max_tokens=max_tokens, field="messages")
-        job = Job(text, "messages", max_tokens, self._counters)
-        if job.accepted(self.longest_token_chars):
-            self._start([job], lambda _: [self._engines.encode_segments(segments)])
+        job = Job("", "messages", max_tokens, self._counters)
+
+        def encode_chat(start: Callable[[Sequence[Job], Encode], None]) -> None:
+            try:
+                encode = self._render(job, messages, add_generation_prompt, tools, variables)
+            except Exception as error:
+                job.fail(error)
+                return
+            if job.accepted(self.longest_token_chars):
+                start([job], encode)
+
+        if self._renders_quickly(messages):
+            encode_chat(self._start)
+        else:
+            self._pool.submit(encode_chat, run_jobs)
         return job.future
+
+    def _render(
+        self, job: Job, messages: Any, add_generation_prompt: bool, tools: Any, variables: dict[str, Any]
+    ) -> Encode:
+        """Give the job its text; how that is encoded. Raises InvalidRequest."""
+        if self._config.escape_special_tokens_in_chat:
+            job.text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
+            if segments is not None:
+                return lambda _: [self._engines.encode_segments(segments)]
+        else:
+            job.text = self._chat.render(messages, add_generation_prompt, tools, variables)
+        return lambda texts: self._engines.encode_batch(texts, False, True)
+
+    def _renders_quickly(self, messages: Any) -> bool:
+        """Whether rendering is no work to speak of; true also of what is no conversation at all."""
+        if not isinstance(messages, (list, tuple)):
+            return True
+        return len(messages) <= INLINE_MESSAGES and sum(map(len, strings_in(messages))) <= self._config.inline_chars
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
         """As `submit_chat`, waiting for the result. Raises InvalidRequest or EngineFailed."""

@@ -36,7 +36,8 @@ class PromptSource:
         """Characters to encode, roughly: what tells short work from long."""
         if self.text is not None:
             return len(self.text)
-        return sum(len(str(message)) for message in self.messages or ())
+        contents = (message.get("content") for message in self.messages or ())
+        return sum(len(content if isinstance(content, str) else str(content)) for content in contents)
 
     @property
     def field_name(self) -> str:
