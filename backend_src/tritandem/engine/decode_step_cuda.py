@@ -14,13 +14,14 @@ import torch
 from ..contracts import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FinishCode
 from .attention.paged_cuda import next_power_of_two
 from .sampler import sample
-from .slot_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, report_kernel
+from .slot_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
 from .slots import RECENT_TOKENS, SlotState
 from .step import SamplingFeatures
 from .step_inputs_cuda import PassBatch, PassInputs, begin_pass
 
 GREEDY = SamplingFeatures()
 _ARGMAX_PARTS = 32
+_KEPT_AT_ONCE = 8192  # logits that one program copies
 WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
 
 
@@ -134,9 +135,18 @@ class DecodeStep:
         )
 
     def choose_if(
-        self, active: torch.Tensor, logits: torch.Tensor, rows: torch.Tensor, decoding: int, rehearsal: bool
+        self,
+        active: torch.Tensor,
+        logits: torch.Tensor,
+        kept: torch.Tensor,
+        rows: torch.Tensor,
+        decoding: int,
+        rehearsal: bool,
     ) -> None:
-        """`choose` greedily where `active` (int32 [1]) holds; else no slot changes and nothing true is reported."""
+        """`choose` greedily where `active` (int32 [1]) holds; else nothing changes, and `logits` [R, V] are copied to
+        `kept` for a `choose` that follows and reports into the same record."""
+        count = logits.numel()
+        keep_logits_kernel[(-(-count // _KEPT_AT_ONCE),)](logits, kept, active, count, BLOCK=_KEPT_AT_ONCE, num_warps=8)
         self._pick(logits, rows, self._rehearsal if rehearsal else self._report, active, decoding)
 
     def _pick(

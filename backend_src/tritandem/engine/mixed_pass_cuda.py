@@ -112,7 +112,8 @@ class MixedPasses:
         total = largest.rows + largest.chunks
         self._choosing = torch.empty(total, dtype=torch.int64, device=device)  # the slots behind the logits
         self._nobody = torch.full_like(self._choosing, state.pad_slot)
-        self.logits = torch.empty((total, state.vocab_size), dtype=dtype, device=device)  # of the latest pass
+        # Of the latest pass that did not choose itself.
+        self.logits = torch.empty((total, state.vocab_size), dtype=dtype, device=device)
 
     def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
         """The pass that carries these chunks; `rows` of 0 in it: the decode rows are faster in a step of their own.
@@ -185,8 +186,7 @@ class MixedPasses:
         logits = self._forward.mixed(
             self._state, self._block_tokens, fed.ids, fed.positions, fed.logit_rows, fed.chunks, rows, fed.row_lens
         )
-        self.logits[:total].copy_(logits)
-        self._step.choose_if(inputs.pick, logits, choosing, size.rows, rehearsal)
+        self._step.choose_if(inputs.pick, logits, self.logits, choosing, size.rows, rehearsal)
 
     def _choose(self, rows: int, total: int, features: SamplingFeatures, rehearsal: bool) -> None:
         slots = (self._nobody if rehearsal else self._choosing)[:total]

@@ -138,6 +138,14 @@ def greedy_advance_kernel(
 
 
 @triton.jit
+def keep_logits_kernel(logits, kept, active, count, BLOCK: tl.constexpr):
+    """Copy `count` logits for a choice that comes later, which is none where `active` (int32 [1]) holds."""
+    if tl.load(active) == 0:
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(kept + at, tl.load(logits + at, mask=at < count), mask=at < count)
+
+
+@triton.jit
 def report_kernel(
     tokens,  # int32 [R]
     finish,  # uint8 [R]
