@@ -72,6 +72,7 @@ class Chat:
         if interactive:
             with contextlib.suppress(ImportError):  # line editing, where the platform has it
                 import readline  # noqa: F401
+            print("/exit or Ctrl-D ends, /reset forgets, /system TEXT sets the system message", file=sys.stderr)
         reached = True
         while True:
             try:
