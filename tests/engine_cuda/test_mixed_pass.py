@@ -239,7 +239,7 @@ def test_the_efficient_chunk_costs_least_a_token_beside_many_rows() -> None:
     pytest.importorskip("triton")
     from tritandem.engine.mixed_pass_cuda import PassSize, efficient_tokens
 
-    costs = {PassSize(64, 128): 6.2, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
+    costs = {PassSize(64, 64): 5.0, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
     assert efficient_tokens(costs, lambda rows: 4.5) == 320
     assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 2.5}, lambda rows: 0.6) == 2048
     assert efficient_tokens({PassSize(8, 48): 1.0}, lambda rows: 0.5) == 0
