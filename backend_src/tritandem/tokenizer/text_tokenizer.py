@@ -123,6 +123,7 @@ class TextTokenizer:
         the messages hold. Long conversations are rendered in the pool. The future raises InvalidRequest or
         EngineFailed.
         """
+        here = self._renders_quickly(messages)
         job = Job("", "messages", max_tokens, self._counters)
 
         def encode_chat(start: Callable[[Sequence[Job], Encode], None]) -> None:
@@ -134,29 +135,11 @@ class TextTokenizer:
             if job.accepted(self.longest_token_chars):
                 start([job], encode)
 
-        if self._renders_quickly(messages):
+        if here:
             encode_chat(self._start)
         else:
             self._pool.submit(encode_chat, run_jobs)
         return job.future
-
-    def _render(
-        self, job: Job, messages: Any, add_generation_prompt: bool, tools: Any, variables: dict[str, Any]
-    ) -> Encode:
-        """Give the job its text; how that is encoded. Raises InvalidRequest."""
-        if self._config.escape_special_tokens_in_chat:
-            job.text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
-            if segments is not None:
-                return lambda _: [self._engines.encode_segments(segments)]
-        else:
-            job.text = self._chat.render(messages, add_generation_prompt, tools, variables)
-        return lambda texts: self._engines.encode_batch(texts, False, True)
-
-    def _renders_quickly(self, messages: Any) -> bool:
-        """Whether rendering is no work to speak of; true also of what is no conversation at all."""
-        if not isinstance(messages, (list, tuple)):
-            return True
-        return len(messages) <= INLINE_MESSAGES and sum(map(len, strings_in(messages))) <= self._config.inline_chars
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
         """As `submit_chat`, waiting for the result. Raises InvalidRequest or EngineFailed."""
@@ -176,6 +159,24 @@ class TextTokenizer:
         """Wait for running texts, then stop every thread."""
         self._pool.shutdown(wait=True)
         self._engines.close()
+
+    def _render(
+        self, job: Job, messages: Any, add_generation_prompt: bool, tools: Any, variables: dict[str, Any]
+    ) -> Encode:
+        """Give the job its text; how that is encoded. Raises InvalidRequest."""
+        if self._config.escape_special_tokens_in_chat:
+            job.text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
+            if segments is not None:
+                return lambda _: [self._engines.encode_segments(segments)]
+        else:
+            job.text = self._chat.render(messages, add_generation_prompt, tools, variables)
+        return lambda texts: self._engines.encode_batch(texts, False, True)
+
+    def _renders_quickly(self, messages: Any) -> bool:
+        """Whether rendering is no work to speak of; true also of what is no conversation at all."""
+        if not isinstance(messages, (list, tuple)):
+            return True
+        return len(messages) <= INLINE_MESSAGES and sum(map(len, strings_in(messages))) <= self._config.inline_chars
 
     def _start(self, jobs: Sequence[Job], encode: Encode) -> None:
         short = [job for job in jobs if len(job.text) <= self._config.inline_chars]
