@@ -21,7 +21,7 @@ def test_every_request_of_a_short_soak_ends_once_and_alike_for_client_log_and_me
         pytest.skip(f"no demo model in {model}")
     words = ["--tiny", "--model", str(model), "--ports", ",".join(str(port) for port in free_ports(3))]
     words += ["--seconds", "12", "--measure-seconds", "3", "--settle-seconds", "0", "--kill-models", ""]
-    words += ["--kill-client-every", "3"]
+    words += ["--kill-client-every", "3", "--queue", "16"]  # a short queue is soon empty at the end
     ended = subprocess.run([sys.executable, str(SOAK), *words], capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from fuzz.tokenizer_claims import Subject, refute, subject
 from gguf import GGUFWriter
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import ConfigError
-from tritandem.tokenizer import load_tokenizer
+from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.adversarial import short_texts
 
 NORMAL, CONTROL = 1, 3
@@ -56,13 +56,18 @@ def written(tmp_path_factory: pytest.TempPathFactory, smollm2_folder: Path) -> P
     return path
 
 
+@pytest.fixture(scope="module")
+def of_written(written: Path) -> Subject:
+    """Read once: transformers takes seconds for a vocabulary in a GGUF file."""
+    return subject(written)
+
+
 @pytest.mark.parametrize("it", ["smollm2"], indirect=True)
 @pytest.mark.parametrize("which", ["written", "real"])
-def test_ids_are_those_of_the_folder_and_every_engine_is_exact(it: Subject, which: str, written: Path) -> None:
+def test_ids_are_those_of_the_folder_and_every_engine_is_exact(it: Subject, which: str, of_written: Subject) -> None:
     if which == "real" and REAL not in os.environ:
         pytest.skip(f"{REAL} does not name SmolLM2's GGUF file")
-    path = Path(os.environ[REAL]) if which == "real" else written
-    of_file = subject(path)
+    of_file = subject(Path(os.environ[REAL])) if which == "real" else of_written
     rng = random.Random(13)
     assert of_file.fast is not None
     for text in ("  1 2", "a  12 b²", *short_texts(rng, 100, it.added)):
@@ -70,8 +75,8 @@ def test_ids_are_those_of_the_folder_and_every_engine_is_exact(it: Subject, whic
         assert refute(of_file, text, rng) is None, repr(text)
 
 
-def test_it_loads_like_a_folder_and_knows_every_end(written: Path) -> None:
-    tokenizer = load_tokenizer(written, TokenizerConfig(fast=False))  # proving it equal would take seconds
+def test_it_makes_a_tokenizer_like_a_folder_and_knows_every_end(of_written: Subject) -> None:
+    tokenizer = TextTokenizer(of_written.source, TokenizerConfig(fast=False))  # proving it equal would take seconds
     assert tokenizer.end_ids == (2, 0)
     assert tokenizer.bos_id == 1
     assert tokenizer.encode("plain").engine == "pieces"

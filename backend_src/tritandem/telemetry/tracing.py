@@ -8,6 +8,7 @@ leave on the SDK's own thread, in batches; when the collector is slow or away th
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,8 @@ class SpanExporter:
 
         resource = Resource.create({"service.name": SERVICE_NAME}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url)))
+        self._sender = OTLPSpanExporter(endpoint=traces_url)
+        self._provider.add_span_processor(BatchSpanProcessor(self._sender))
         self._tracer = self._provider.get_tracer(SERVICE_NAME)
 
     def export(self, span: Span, trace_parent: str) -> None:
@@ -67,7 +69,16 @@ class SpanExporter:
         self._emit(span, context, trace.SpanKind.SERVER)
 
     def close(self) -> None:
-        self._provider.force_flush(CLOSE_MS)
+        # On a thread, because the SDK heeds no limit while it tries a collector that is away again and again.
+        ending = threading.Thread(target=self._send_rest, daemon=True)
+        ending.start()
+        ending.join(CLOSE_MS / 1000)
+        if ending.is_alive():
+            self._sender.shutdown()  # ends the wait before the next try
+            ending.join(CLOSE_MS / 1000)
+
+    def _send_rest(self) -> None:
+        self._provider.force_flush()
         self._provider.shutdown()
 
     def _emit(self, span: Span, context: Any, kind: Any) -> None:
