@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .metrics import METRICS
+from .metrics import COLUMNS, METRICS, latencies
 
 if TYPE_CHECKING:
     from .report import Report
 
-_COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1000px;padding:0 1rem;color:#1d2530;background:#fff}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin-top:2rem}.sub{color:#5b6470;margin-top:0}
@@ -77,13 +76,11 @@ def _tiles(report: Report) -> str:
 
 
 def _latency_table(report: Report) -> str:
-    s = report.summary
-    rows = [
-        (title, {c: s[f"{name}_ms_{c}"] for c in _COLUMNS}) for name, title in METRICS.items() if f"{name}_ms_p50" in s
-    ]
-    rows += [(f"server: {stage}", figures) for stage, figures in s["server_ms"].items()]
-    head = "".join(f"<th>{c}</th>" for c in ("", *_COLUMNS))
-    cells = (f"<td>{html.escape(title)}</td>" + "".join(f"<td>{f[c]:.2f}</td>" for c in _COLUMNS) for title, f in rows)
+    head = "".join(f"<th>{c}</th>" for c in ("", "samples", *COLUMNS))
+    cells = (
+        f"<td>{html.escape(title)}</td><td>{f['samples']:,.0f}</td>" + "".join(f"<td>{f[c]:.2f}</td>" for c in COLUMNS)
+        for title, f in latencies(report.summary)
+    )
     return f"<table><tr>{head}</tr>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
 
 

@@ -6,13 +6,14 @@ Latencies count from the intended send time, so that a stalled server cannot hid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .config import RunConfig
 from .stamps import COMPLETED, ProcessRecord, RequestRecord
 
 PERCENTILES = (50, 90, 95, 99)
+COLUMNS = ("mean", *(f"p{p}" for p in PERCENTILES), "max")  # of tables
 MAX_MISSED_RATE = 0.01
 MAX_CPU_PERCENT = 90.0
 METRICS = {
@@ -62,11 +63,11 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """mean, p50 ... p99 and max of a set of values; empty for an empty set."""
+    """How many there are, mean, p50 ... p99 and max of a set of values; empty for an empty set."""
     ordered = sorted(values)
     if not ordered:
         return {}
-    figures = {"mean": sum(ordered) / len(ordered)}
+    figures = {"samples": len(ordered), "mean": sum(ordered) / len(ordered)}
     figures.update({f"p{p}": percentile(ordered, p) for p in PERCENTILES})
     figures["max"] = ordered[-1]
     return {name: round(value, 3) for name, value in figures.items()}
@@ -124,7 +125,9 @@ def summarise(
         "generator_cpu_percent_max": max((c for p in processes for c in p.cpu_percent), default=0.0),
     }
     for name, values in samples.items():
-        summary.update({f"{name}_ms_{statistic}": value for statistic, value in spread(values).items()})
+        figures = spread(values)
+        summary[f"{name}_samples"] = figures.pop("samples", 0)
+        summary.update({f"{name}_ms_{statistic}": value for statistic, value in figures.items()})
     summary["server_ms"] = server_stages(completed)
     summary["slo"] = slo_results(config, samples)
     good = sum(1 for r in counted if within_slo(r, config.slo))
@@ -182,6 +185,15 @@ def server_stages(completed: Sequence[RequestRecord]) -> dict[str, dict[str, flo
         for stage, value_ms in record.server.items():
             stages.setdefault(stage, []).append(value_ms)
     return {stage: spread(values) for stage, values in stages.items()}
+
+
+def latencies(summary: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
+    """(title, figures by column) of everything that was measured in milliseconds, the server's own stages last."""
+    for name, title in METRICS.items():
+        if count := summary[f"{name}_samples"]:
+            yield title, {"samples": count, **{column: summary[f"{name}_ms_{column}"] for column in COLUMNS}}
+    for stage, figures in summary["server_ms"].items():
+        yield f"server: {stage}", figures
 
 
 def slo_results(config: RunConfig, samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .config import RunConfig
-from .metrics import METRICS
+from .metrics import COLUMNS, latencies
 from .series import per_second
 from .stamps import ProcessRecord, RequestRecord
-
-_COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,10 @@ class Report:
             f"goodput {s['goodput_rps']:g} requests/s",
         ]
         if s["completed"]:
-            lines += ["", f"{'milliseconds':<24}" + "".join(f"{c:>10}" for c in _COLUMNS)]
-        for name, title in METRICS.items():
-            if f"{name}_ms_p50" in s:
-                lines.append(f"{title:<24}" + "".join(f"{s[f'{name}_ms_{c}']:>10.2f}" for c in _COLUMNS))
-        for stage, figures in s["server_ms"].items():
-            lines.append(f"{'server: ' + stage:<24}" + "".join(f"{figures[c]:>10.2f}" for c in _COLUMNS))
+            lines += ["", f"{'milliseconds':<24}{'samples':>10}" + "".join(f"{c:>10}" for c in COLUMNS)]
+        for title, figures in latencies(s):
+            cells = "".join(f"{figures[c]:>10.2f}" for c in COLUMNS)
+            lines.append(f"{title:<24}{figures['samples']:>10.0f}{cells}")
         for name, result in s["slo"].items():
             value = "none" if result["value_ms"] is None else f"{result['value_ms']:.1f} ms"
             verdict = "met" if result["met"] else "MISSED"

@@ -66,6 +66,7 @@ def test_failures_are_counted_by_outcome_and_stay_out_of_latencies() -> None:
     assert summary["failures"] == {"EXPIRED": 3, "TIMEOUT": 1}
     assert (summary["requests"], summary["completed"], summary["failed"]) == (100, 96, 4)
     assert summary["ttft_ms_max"] == 50.0
+    assert (summary["ttft_samples"], summary["itl_samples"]) == (96, 96)
     assert summary["output_tokens_per_s"] == pytest.approx(96 * 2 / 10)
     assert summary["total_tokens_per_s"] == pytest.approx(96 * 32 / 10)
 
