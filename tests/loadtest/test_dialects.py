@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tritandem_loadtest.config import LoadTestError
 from tritandem_loadtest.dialects import DIALECTS
-from tritandem_loadtest.transport.grpc_messages import decode, encode
+from tritandem_loadtest.transport.grpc_messages import decode, encode, stage_times_ms
 from tritandem_loadtest.transport.interface import Call
 from tritandem_loadtest.transport.sse import OpenAi, TritonGenerate
 from tritonclient.grpc import service_pb2
@@ -97,3 +97,11 @@ def test_counts_come_from_the_server_where_it_sends_them() -> None:
     text = ("BYTES", b"\0\0\0\0")  # a token may have no text yet, such as half an emoji
     messages = [(10, response({"text_output": text, "num_output_tokens": ("UINT32", b"\3\0\0\0")}))]
     assert decode(messages, DIALECTS["vllm"]).tokens == [3]
+
+
+def test_an_answer_of_one_token_has_no_decode() -> None:
+    stamps_ms = [1, 2, 3, 4, 5, 9, 9, 10, 11]
+    one, two = [[ms * 1_000_000 for ms in times] for times in (stamps_ms, [*stamps_ms[:6], 14, 10, 15])]
+    stages = stage_times_ms(one, DIALECTS["tritandem"])
+    assert stages == {"tokenize": 1.0, "queue": 1.0, "engine queue": 2.0, "prefill": 4.0, "first send": 1.0}
+    assert stage_times_ms(two, DIALECTS["tritandem"]) == {**stages, "decode": 5.0}
