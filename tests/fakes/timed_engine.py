@@ -87,7 +87,8 @@ class Engine:
             tokens = min(left, self.plan.tokens_per_response if sent_ns else 1)
             left -= tokens
             sent_ns.append(time.monotonic_ns())
-            stamps = [received_ns] * 5 + [sent_ns[0], sent_ns[-1]] * 2 if left == 0 else None
+            early = [received_ns + i for i in range(5)]
+            stamps = [*early, sent_ns[0], sent_ns[-1], sent_ns[0] + 1, sent_ns[-1] + 1] if left == 0 else None
             yield Piece(" word" * tokens, tokens, len(prompt.split()), stamps)
             due += self.plan.gap(number) / 1e3
         if self.plan.log:

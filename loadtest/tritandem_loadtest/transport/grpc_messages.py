@@ -53,7 +53,7 @@ def parameters(call: Call, dialect: Dialect) -> dict[str, str]:
 
 
 def stage_times_ms(stamps_ns: Sequence[int], dialect: Dialect) -> dict[str, float]:
-    """The server's stages that were reached. An answer of one token has no decode: zeros would hide what others took."""
+    """The server's stages that were reached. An answer of one token has no decode, and no zero in its place."""
     pairs = {stage: (stamps_ns[a], stamps_ns[b]) for stage, (a, b) in dialect.stages.items() if b < len(stamps_ns)}
     return {stage: (to_ns - from_ns) / 1e6 for stage, (from_ns, to_ns) in pairs.items() if 0 < from_ns < to_ns}
 
