@@ -79,15 +79,17 @@ def test_prefixes_are_found_to_the_piece_and_oldest_are_forgotten_first() -> Non
     assert prefixes.cached_tokens(prefix_hashes(ids)) == 0
 
 
-def test_requests_of_one_tick_travel_in_one_submit(start: Start) -> None:
+def test_requests_of_one_tick_travel_in_one_submit_and_a_lone_one_at_once(start: Start) -> None:
     engine = FakeEngine()
-    running = start([engine], tick_s=0.05)
-    sinks = [RecordingSink() for _ in range(8)]
-    for i, sink in enumerate(sinks):
-        running.service.submit(request(i + 1), sink)
+    running = start([engine], tick_s=1.0)  # long beside any pause of this thread
+    sinks = [RecordingSink() for _ in range(9)]
+    running.service.submit(request(1), sinks[0])
+    sinks[0].wait_end()
+    for i, sink in enumerate(sinks[1:]):
+        running.service.submit(request(i + 2), sink)
     for sink in sinks:
         sink.wait_end()
-    assert [len(submit) for submit in engine.submits] == [8]
+    assert [len(submit) for submit in engine.submits] == [1, 8]
 
 
 def test_what_waits_here_is_still_ordered_when_a_place_falls_free(start: Start) -> None:
