@@ -63,6 +63,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--grpc-client", choices=GRPC_CLIENTS, default=_DEFAULTS.grpc_client, help="grpcio: slower, for comparison")
     add("--dialect", choices=sorted(DIALECTS), default=_DEFAULTS.dialect, help="whose tensor names to speak")
     add("--model", default="", help="model name (default: the dialect's)")
+    add("--header", dest="headers", type=_header, action="append", default=[], metavar="NAME:VALUE",
+        help="of every request, such as 'Authorization: Bearer KEY'; kept in no file")  # fmt: skip
     add("--arrival", choices=ARRIVALS, default=_DEFAULTS.arrival, help="arrival process; closed: --users streams busy")
     add("--duration", dest="duration_s", type=float, default=_DEFAULTS.duration_s, metavar="SECONDS")
     add("--burstiness", type=float, default=_DEFAULTS.burstiness, help="gamma: coefficient of variation of gaps")
@@ -96,7 +98,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _config(args: argparse.Namespace, **changes: Any) -> RunConfig:
     values = {f.name: getattr(args, f.name) for f in fields(RunConfig)}
-    return RunConfig(**{**values, **changes})
+    return RunConfig(**{**values, "headers": dict(args.headers), **changes})
 
 
 def _run_command(args: argparse.Namespace) -> int:
@@ -190,6 +192,13 @@ def show_progress(at_s: float, counts: dict[str, int]) -> None:
     line = f"{at_s:6.0f} s   sent {counts['sent']}   done {counts['done']}   failed {counts['failed']}   "
     line += f"tokens {counts['tokens']}"
     print(line, file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: NAME:VALUE")
+    return name.strip(), value.strip()
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -36,6 +36,7 @@ class RunConfig:
     dialect: str = "tritandem"
     model: str = ""  # "": the dialect's own
     connections: int = 4  # per process, gRPC only
+    headers: dict[str, str] = field(default_factory=dict)  # of every request; they may be keys: in no file
 
     arrival: str = "constant"
     rps: float = 1.0

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,11 @@ def run(config: RunConfig, progress: Progress | None = None) -> Report:
         directory = Path(config.out_dir or scratch)
         directory.mkdir(parents=True, exist_ok=True)
         files = [directory / f"stamps-{shard}.jsonl" for shard in range(config.processes)]
+        public = replace(config, headers={})
         if config.out_dir:  # first: what a run that is interrupted has measured can be reported, too
-            (directory / "config.json").write_text(config.to_json(), encoding="utf-8")
+            (directory / "config.json").write_text(public.to_json(), encoding="utf-8")
         _run_processes(config, files, progress or (lambda at_s, counts: None))
-        report = read_report(config, files)
+        report = read_report(public, files)
         if config.out_dir:
             report.write(directory)
     return report

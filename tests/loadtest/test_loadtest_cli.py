@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes.triton_grpc import FakeTritonGrpc
+from fakes.triton_protocol import Outputs, Received
 from tritandem_loadtest import LoadTestError, RunConfig, run
 from tritandem_loadtest.cli import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, main
 
@@ -107,6 +110,22 @@ def test_a_sweep_stops_after_the_first_rate_that_misses(engine: Engine, capsys: 
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["best_rps"] is None
     assert [row["rps"] for row in result["rates"]] == [10.0]
+
+
+@pytest.mark.parametrize("grpc_client", ["h2", "grpcio"])
+def test_headers_go_out_with_every_request_and_into_no_file(
+    grpc_client: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def model(received: Received) -> Iterator[Outputs]:
+        yield {"text_output": ("BYTES", ["a"]), "num_output_tokens": ("UINT32", [1])}
+
+    with FakeTritonGrpc(model) as server:
+        words = ["--url", server.url, "--grpc-client", grpc_client, "--header", "Authorization: Bearer s3cret", *SHORT]
+        assert main([*words, "--out", str(tmp_path)]) == EXIT_OK
+        keys = [request.headers.get("authorization") for request in server.visitors.requests]
+    assert keys == ["Bearer s3cret"] * 10
+    assert "s3cret" not in "".join(capsys.readouterr())
+    assert [path for path in tmp_path.iterdir() if b"s3cret" in path.read_bytes()] == []
 
 
 def test_a_setting_that_the_dialect_cannot_send_is_an_error_not_a_result(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,19 +15,28 @@ from tritandem_loadtest.transport.sse import SseTransport, TritonGenerate
 EVENT = b'data: {"text_output": "a", "num_output_tokens": 1}\n\n'
 
 
+@dataclass
+class Visits:
+    """What the server of one test has seen."""
+
+    url: str = ""
+    connections: int = 0
+    keys: list[str | None] = field(default_factory=list)
+    hung_up: threading.Event = field(default_factory=threading.Event)
+
+
 class Impatient(BaseHTTPRequestHandler):
     """Answers with one event and keeps the connection for a moment only, without a word about it."""
 
     protocol_version = "HTTP/1.1"
-    timeout = 0.2
-    hung_up = threading.Event()
-    connections = 0
+    visits: Visits
 
     def setup(self) -> None:
         super().setup()
-        Impatient.connections += 1
+        self.visits.connections += 1
 
     def do_POST(self) -> None:
+        self.visits.keys.append(self.headers["x-key"])
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
@@ -36,30 +46,41 @@ class Impatient(BaseHTTPRequestHandler):
     def finish(self) -> None:
         super().finish()
         self.connection.close()
-        self.hung_up.set()
+        self.visits.hung_up.set()
 
     def log_message(self, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    Impatient.hung_up.clear()
-    Impatient.connections = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), Impatient) as server:
+def visits(request: pytest.FixtureRequest) -> Iterator[Visits]:
+    """Of a server with so many seconds of patience."""
+
+    class Handler(Impatient):
+        visits = Visits()
+        timeout = request.param
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
+        Handler.visits.url = f"127.0.0.1:{server.server_port}"
+        yield Handler.visits
         server.shutdown()
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after the server has hung up"])
-def test_the_next_request_finds_a_connection(waits: bool, url: str) -> None:
-    transport = SseTransport(url, TritonGenerate(DIALECTS["tritandem"], "ensemble", False))
+@pytest.mark.parametrize(
+    ("visits", "waits"),
+    [(60.0, False), (0.2, True)],
+    ids=["at once", "after the server has hung up"],
+    indirect=["visits"],
+)
+def test_the_next_request_finds_a_connection(visits: Visits, waits: bool) -> None:
+    endpoint = TritonGenerate(DIALECTS["tritandem"], "ensemble", False)
+    transport = SseTransport(visits.url, endpoint, {"X-Key": "secret"})
     for number in range(2):
         exchange = transport.exchange(Call(str(number), "x", 1), 10.0)
         assert (exchange.outcome, exchange.error) == ("", "")
         assert transport.decode(exchange).tokens == [1]
         if waits and number == 0:
-            assert Impatient.hung_up.wait(10)
+            assert visits.hung_up.wait(10)
     transport.close()
-    assert Impatient.connections == (2 if waits else 1)
+    assert (visits.connections, visits.keys) == (2 if waits else 1, ["secret", "secret"])

@@ -17,8 +17,8 @@ def connect(config: RunConfig) -> Transport:
     dialect = DIALECTS[config.dialect]
     model = config.model or dialect.model
     if config.protocol == "openai":
-        return SseTransport(config.url, OpenAi(model, config.ignore_eos))
+        return SseTransport(config.url, OpenAi(model, config.ignore_eos), config.headers)
     if config.protocol == "http":
-        return SseTransport(config.url, TritonGenerate(dialect, model, config.ignore_eos))
+        return SseTransport(config.url, TritonGenerate(dialect, model, config.ignore_eos), config.headers)
     kind = GrpcioTransport if config.grpc_client == "grpcio" else H2Transport
-    return kind(config.url, dialect, model, config.connections, config.ignore_eos)
+    return kind(config.url, dialect, model, config.connections, config.ignore_eos, config.headers)

@@ -6,6 +6,7 @@ Owns a pool of connections. Runs in the greenlets of one thread; needs no monkey
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
@@ -21,12 +22,15 @@ from .interface import Call, Decoded, Exchange
 class H2Transport:
     """`url` is HOST:PORT, optionally with grpc:// or, for TLS, grpcs:// in front. Raises ValueError without a port."""
 
-    def __init__(self, url: str, dialect: Dialect, model: str, connections: int, ignore_eos: bool) -> None:
+    def __init__(
+        self, url: str, dialect: Dialect, model: str, connections: int, ignore_eos: bool, headers: Mapping[str, str]
+    ) -> None:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
         if not parts.hostname or not parts.port:
             raise ValueError(f"no HOST:PORT in {url!r}")
         self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "grpcs"
         self._dialect, self._model, self._ignore_eos = dialect, model, ignore_eos
+        self._headers = [(name.lower(), value) for name, value in headers.items()]
         self._pool: list[GrpcConnection | None] = [None] * connections
         self._turn = 0
         self._connecting = BoundedSemaphore()
@@ -41,7 +45,7 @@ class H2Transport:
         result = Exchange(sent_ns=time.monotonic_ns())
         try:
             connection = self._next_connection()
-            stream = connection.start(grpc_messages.STREAM_PATH, body, timeout_s)
+            stream = connection.start(grpc_messages.STREAM_PATH, body, timeout_s, self._headers)
         except (OSError, ConnectionLost) as error:
             result.end_ns = time.monotonic_ns()
             result.outcome, result.error = stamps.UNREACHABLE, str(error)

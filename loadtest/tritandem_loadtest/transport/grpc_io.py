@@ -6,6 +6,7 @@ Must be created in a monkey-patched process: it switches grpcio to gevent's even
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import grpc
@@ -22,7 +23,9 @@ _CONNECT_S = 3.0
 class GrpcioTransport:
     """`url` is HOST:PORT; with grpcs:// in front the channel uses TLS and the system's certificates."""
 
-    def __init__(self, url: str, dialect: Dialect, model: str, connections: int, ignore_eos: bool) -> None:
+    def __init__(
+        self, url: str, dialect: Dialect, model: str, connections: int, ignore_eos: bool, headers: Mapping[str, str]
+    ) -> None:
         grpc.experimental.gevent.init_gevent()
         self._dialect, self._model, self._ignore_eos = dialect, model, ignore_eos
         target = url.split("://")[-1].rstrip("/")
@@ -36,6 +39,7 @@ class GrpcioTransport:
                 self._channels.append(grpc.insecure_channel(target, options))
         # A client stream of one message looks like a unary request.
         self._calls = [channel.unary_stream(grpc_messages.STREAM_PATH) for channel in self._channels]
+        self._metadata = [(name.lower(), value) for name, value in headers.items()]
         self._turn = 0
 
     def open(self) -> None:
@@ -48,7 +52,7 @@ class GrpcioTransport:
         self._turn = (self._turn + 1) % len(self._calls)
         result = Exchange(sent_ns=time.monotonic_ns())
         try:
-            for message in self._calls[self._turn](body, timeout=timeout_s):
+            for message in self._calls[self._turn](body, timeout=timeout_s, metadata=self._metadata):
                 result.messages.append((time.monotonic_ns(), message))
         except grpc.RpcError as error:
             text = error.details() or str(error.code())

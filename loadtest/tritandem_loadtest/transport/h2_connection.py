@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 
 import gevent
 from gevent import socket, ssl
@@ -124,7 +125,9 @@ class GrpcConnection:
         """True while the server allows no further stream beside those that are open."""
         return bool(self._streams) and len(self._streams) >= self._h2.remote_settings.max_concurrent_streams
 
-    def start(self, path: str, body: bytes, timeout_s: float) -> GrpcStream:
+    def start(
+        self, path: str, body: bytes, timeout_s: float, more_headers: Sequence[tuple[str, str]] = ()
+    ) -> GrpcStream:
         """Send a POST of one gRPC message and half-close. Blocks while the server's windows are full; after `timeout_s`
         of that the rest stays unsent, and the stream is the caller's to cancel.
 
@@ -140,6 +143,7 @@ class GrpcConnection:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("grpc-timeout", f"{max(1, int(timeout_s * 1000))}m"),
+            *more_headers,
         ]
         try:
             stream = GrpcStream(self._h2.get_next_available_stream_id())

@@ -9,6 +9,7 @@ import http.client
 import json
 import select
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -33,13 +34,14 @@ class Endpoint(Protocol):
 class SseTransport:
     """`url` is http(s)://HOST:PORT, or HOST:PORT for plain text."""
 
-    def __init__(self, url: str, endpoint: Endpoint) -> None:
+    def __init__(self, url: str, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if not parts.hostname:
             raise ValueError(f"no host in {url!r}")
         self._host, self._port = parts.hostname, parts.port
         self._secure = parts.scheme == "https"
         self._endpoint = endpoint
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **headers}
         self._idle: list[http.client.HTTPConnection] = []
 
     def open(self) -> None:
@@ -51,7 +53,7 @@ class SseTransport:
         result = Exchange(sent_ns=time.monotonic_ns())
         connection = self._kept() or self._connect(timeout_s)
         try:
-            connection.request("POST", path, data, {"Content-Type": "application/json", "Accept": "text/event-stream"})
+            connection.request("POST", path, data, self._headers)
             response = connection.getresponse()
             if response.status == 200:
                 self._read_events(response, result, timeout_s)
