@@ -118,6 +118,31 @@ CASES = (
         also=(Verdict.CORES,),
     ),
     Case(
+        "texts wait for the tokenizer now and then, between the samples",
+        {
+            **LIGHT,
+            'tritandem_tokenization_queue_size{process="tokenizer_0_0"}': (0, 1),
+            'nv_inference_queue_duration_us{model="tokenizer",version="1"}': (5e6, 35e6),
+            **histogram("tritandem_tokenize_seconds", 20, 0.15),
+        },
+        Verdict.TOKENIZATION,
+        Severity.CRITICAL,
+        "3 texts wait for the tokenizer",
+    ),
+    Case(
+        "texts wait for the tokenizer, and what comes out of it is refused",
+        {
+            **IDLE,
+            'tritandem_requests_total{outcome="REJECTED_INVALID",priority="normal"}': (40, 90),
+            'tritandem_tokenization_queue_size{process="tokenizer_0_0"}': (6, 4),
+            **SHORT_OF_CORES,
+        },
+        Verdict.TOKENIZATION,
+        Severity.CRITICAL,
+        "4 texts wait for the tokenizer, which uses 0.1 cores; nothing has come further",
+        also=(Verdict.CORES,),
+    ),
+    Case(
         "texts in the tokenizer cost nothing beside the rest",
         {**LIGHT, 'tritandem_tokenization_queue_size{process="tokenizer_0_0"}': (6, 4)},
         Verdict.UNHINDERED,

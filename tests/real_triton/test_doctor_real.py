@@ -1,15 +1,18 @@
 """The doctor on a real server: it names what was planted. And every metric that a CPU can have is there.
 
-One server for all, with few KV blocks, two tokenizer processes and a short period of the metrics.
+One server for all, with few KV blocks, two tokenizer processes without a fast path and a short period of the metrics.
 """
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +37,8 @@ num_blocks = 48
 max_sequences = 8
 [scheduler]
 dynamic_batch = false
+[tokenizer]
+fast = false
 [telemetry]
 metrics_period_s = 0.5
 """
@@ -154,6 +159,62 @@ def test_an_engine_without_blocks_for_those_who_wait_is_memory_bound(server: Tri
     assert "memory-bound" in verdicts, found
     # On a machine that is short of cores as well, that comes first.
     assert found["verdict"] == "memory-bound" or "short of cores" in verdicts, found
+
+
+def test_a_saturated_engine_is_engine_bound(server: TritonServer) -> None:
+    """Every slot is taken and more wait, with blocks to spare."""
+    with streams(server, 12, "1, 2, 3,", 40):
+        wait_for(
+            server,
+            "every slot is taken and requests wait",
+            lambda sample: sample.total(f.ENGINE_RUNNING.name) == 8 and sample.total(f.REQUESTS_WAITING.name) >= 3,
+        )
+        found, verdicts = doctor(server)
+    assert "engine-bound" in verdicts, found
+    assert found["exit_code"] >= 3
+    assert "memory-bound" not in verdicts, found
+    assert found["verdict"] == "engine-bound" or "short of cores" in verdicts, found
+
+
+@contextmanager
+def long_prompts(server: TritonServer, clients: int) -> Iterator[None]:
+    """So many clients that send one text after the other, each new, which the engine has no room for: all that they
+    cost is tokenizing."""
+    stop = threading.Event()
+
+    def ask(client: int) -> None:
+        connection = http.client.HTTPConnection(server.http_url, timeout=60)
+        for turn in itertools.count():
+            if stop.is_set():
+                break
+            prompt = " ".join(f"{word}{client}x{turn}" for word in range(700))
+            connection.request("POST", "/v2/models/ensemble/generate", json.dumps({"text_input": prompt}))
+            answers.append(connection.getresponse().read())
+        connection.close()
+
+    answers: list[bytes] = []
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert answers
+    assert {b"REJECTED_INVALID" in answer for answer in answers} == {True}, answers[0]
+
+
+def test_texts_that_queue_for_the_tokenizer_make_it_the_bottleneck(server: TritonServer) -> None:
+    def queued(sample: Sample) -> bool:
+        waiting = sample.total("nv_inference_pending_request_count", model="tokenizer")
+        return sample.total(f.TOKENIZATION_QUEUE.name) + waiting >= 4
+
+    with long_prompts(server, 16):
+        wait_for(server, "texts queue", queued)
+        found, _ = doctor(server)
+    assert (found["verdict"], found["exit_code"]) == ("CPU-bound tokenization", 4), found
 
 
 def test_every_family_that_a_cpu_can_have_is_published(server: TritonServer) -> None:

@@ -63,7 +63,7 @@ def evidence(s: Signals) -> Iterator[tuple[str, str]]:
         yield "refused for lack of room", f"{s.rejected_share:.0%}"
     yield "generated tokens", f"{s.output_tokens_per_s:.0f}/s of finished requests"
     yield from _times(("time to first token", s.ttft_s), ("tokenizing", s.tokenize_s))
-    yield "tokenizer's queue", f"{s.tokenizer_queue:.0f} texts throughout"
+    yield "tokenizer's queue", f"{s.tokenizer_queue:.1f} texts on average"
     yield "engine", f"{s.steps_per_s:.1f} steps/s, {s.sequences:.0f} of {s.sequence_limit:.0f} sequences"
     yield from _times(("decode step", s.decode_step_s), ("launch of a step", s.launch_s))
     yield "idle between steps", f"{s.idle_gap_share:.1%} of the time"

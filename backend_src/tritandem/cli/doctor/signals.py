@@ -13,6 +13,7 @@ from tritandem.telemetry import families as f
 from .sample import Pair
 
 TRITON_PENDING = "nv_inference_pending_request_count"
+TRITON_QUEUE_US = "nv_inference_queue_duration_us"  # a counter: what all requests together have waited
 TRITON_GPU = "nv_gpu_utilization"
 
 
@@ -38,7 +39,7 @@ class Signals:
     ttft_s: float | None = None
     # Tokenizer
     tokenize_s: float | None = None  # mean, as requests see it
-    tokenizer_queue: float = 0.0  # texts in it and requests that Triton holds before it
+    tokenizer_queue: float = 0.0  # texts that waited for it, on average: in it, or held by Triton before it
     # Engine
     sequences: float = 0.0  # that decode
     sequence_limit: float = 0.0
@@ -107,7 +108,7 @@ def read_signals(pair: Pair) -> Signals:
         output_tokens_per_s=pair.rate(f.OUTPUT_TOKENS.name),
         ttft_s=pair.mean(f.TIME_TO_FIRST_TOKEN.name),
         tokenize_s=pair.mean(f.TOKENIZE.name),
-        tokenizer_queue=pair.throughout(f.TOKENIZATION_QUEUE.name) + pair.throughout(TRITON_PENDING, model="tokenizer"),
+        tokenizer_queue=_tokenizer_queue(pair),
         sequences=pair.throughout(f.ENGINE_RUNNING.name),
         sequence_limit=pair.throughout(f.SEQUENCE_LIMIT.name),
         steps_per_s=pair.rate(f.ENGINE_STEPS.name),
@@ -133,6 +134,18 @@ def read_signals(pair: Pair) -> Signals:
 
 def _either(first: float | None, second: float | None) -> float | None:
     return second if first is None else first
+
+
+def _tokenizer_queue(pair: Pair) -> float:
+    """Time waited a second is the mean number of those who wait (Little's law): a queue that comes and goes is seen
+    between the samples as well. What takes longer than the time between them is in the gauges alone."""
+    inside = max(
+        pair.rate(f"{f.TOKENIZE.name}_sum") - pair.rate(f"{f.TOKENIZE_ENCODE.name}_sum"),
+        pair.rate(f"{f.TOKENIZE_QUEUE_WAIT.name}_sum"),
+    )
+    waited = inside + pair.rate(TRITON_QUEUE_US, model="tokenizer") / 1e6
+    held = pair.throughout(f.TOKENIZATION_QUEUE.name) + pair.throughout(TRITON_PENDING, model="tokenizer")
+    return max(waited, held)
 
 
 def _kv_used_share(pair: Pair) -> float | None:

@@ -77,18 +77,16 @@ def judge_signals(signals: Signals) -> Diagnosis:
 
 
 def _tokenization(s: Signals) -> Finding | None:
-    """Texts wait for the tokenizer all the time, and it takes a good part of the way to the first token."""
-    if s.tokenizer_queue < 1 or s.tokenize_s is None:
+    """Texts wait for the tokenizer, and it takes a good part of the way to the first token, or all of it."""
+    share = (s.tokenize_s or 0.0) / s.ttft_s if s.ttft_s else 1.0
+    if s.tokenizer_queue < 1 or share < HIGH_TOKENIZE_SHARE:
         return None
-    share = s.tokenize_s / s.ttft_s if s.ttft_s else 1.0
-    if share < HIGH_TOKENIZE_SHARE:
-        return None
+    cost = f"tokenizing takes {share:.0%} of the time to first token" if s.ttft_s else "nothing has come further"
     busy = s.components["tokenizer"].busy_cores if "tokenizer" in s.components else 0.0
     return Finding(
         Verdict.TOKENIZATION,
         Severity.CRITICAL,
-        f"{s.tokenizer_queue:.0f} texts wait for the tokenizer, which uses {busy:.1f} cores; tokenizing takes "
-        f"{share:.0%} of the time to first token",
+        f"{s.tokenizer_queue:.0f} texts wait for the tokenizer, which uses {busy:.1f} cores; {cost}",
         (
             "give the server more cores: `tritandem size --input-tokens N --rps R` says how many",
             "raise --tokenizer-instances where one process cannot use the cores that it has",
