@@ -32,6 +32,9 @@ class ClientCore:
     - `keepalive_s`, gRPC only: ping a silent server this often while requests run, so that one that vanished without
       a word is noticed within twice that time. Tritandem's takes pings 5 s apart or more; Triton by itself breaks
       connections off that ping more often than every 300 s (`--grpc-http2-min-recv-ping-interval-without-data`).
+    - `round_robin`, gRPC only: the name stands for several servers, and each gets a connection and its share of the
+      requests; otherwise all go to the first that answers. A `stop` reaches one of them, hardly the right one: keep to
+      the direct model, which hears of a cancelled stream without it.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class ClientCore:
         headers: Mapping[str, str] | None = None,
         connect_timeout_s: float = 5.0,
         keepalive_s: float | None = None,
+        round_robin: bool = False,
     ) -> None:
         self.address = parse_address(
             url,
@@ -56,6 +60,7 @@ class ClientCore:
             headers=headers,
             connect_timeout_s=connect_timeout_s,
             keepalive_s=keepalive_s,
+            round_robin=round_robin,
         )
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
         unheard = model != DIRECT_MODEL or self.address.protocol == "http"

@@ -178,6 +178,23 @@ def test_a_closed_client_ends_its_streams_and_begins_no_other(way: Any) -> None:
             ask("z")
 
 
+@pytest.mark.parametrize("way", [("sync", "grpc"), ("asyncio", "grpc")], ids="-".join, indirect=True)
+def test_requests_go_round_the_servers_of_a_name_and_past_one_that_died(way: Any) -> None:
+    servers = [way.serve(streaming()) for _ in range(2)]
+    client = way.client("ipv4:" + ",".join(server.url for server in servers), round_robin=True, retries=5)
+    until_s = time.monotonic() + 20
+    while not all(server.visitors.requests for server in servers):
+        client.generate("until both are connected")
+        assert time.monotonic() < until_s
+    before = [len(server.visitors.requests) for server in servers]
+    for _ in range(6):
+        client.generate("x")
+    assert [len(server.visitors.requests) for server in servers] == [count + 3 for count in before]
+    servers[0].die()
+    for _ in range(4):
+        assert client.generate("x").text == "Paris."
+
+
 def test_what_has_been_seen_is_never_asked_for_again(way: Any) -> None:
     server, client = way.connect(hanging(chunk("half")), retries=3)
     stream = client.stream("x")

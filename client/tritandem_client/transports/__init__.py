@@ -35,6 +35,7 @@ class Address:
     headers: Mapping[str, str] = field(default_factory=dict)
     connect_timeout_s: float = 5.0
     keepalive_s: float | None = None
+    round_robin: bool = False
 
 
 class Call(Protocol):
@@ -83,6 +84,7 @@ def parse_address(
     headers: Mapping[str, str] | None = None,
     connect_timeout_s: float = 5.0,
     keepalive_s: float | None = None,
+    round_robin: bool = False,
 ) -> Address:
     """`host`, `host:port` or `grpc|grpcs|http|https://host:port`; the scheme decides unless `protocol` is given.
 
@@ -97,7 +99,7 @@ def parse_address(
     host = rest.rstrip("/")
     if ":" not in host.rpartition("]")[2]:
         host = f"{host}:{_DEFAULT_PORTS[implied]}"
-    return Address(implied, host, tls, ca_file, dict(headers or {}), connect_timeout_s, keepalive_s)
+    return Address(implied, host, tls, ca_file, dict(headers or {}), connect_timeout_s, keepalive_s, round_robin)
 
 
 def connect(address: Address) -> Transport:

@@ -28,9 +28,9 @@ from tritandem_client.tensors import decode, encode
 from tritandem_client.transports import Address
 
 
-def channel_options(address: Address) -> list[tuple[str, int]]:
+def channel_options(address: Address) -> list[tuple[str, int | str]]:
     """Every client has its own connection, and a server that comes back is found again within two seconds."""
-    options = [
+    options: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.use_local_subchannel_pool", 1),
@@ -39,6 +39,8 @@ def channel_options(address: Address) -> list[tuple[str, int]]:
         ("grpc.min_reconnect_backoff_ms", int(address.connect_timeout_s * 1000)),  # the time one attempt may take
         ("grpc.max_reconnect_backoff_ms", 2000),
     ]
+    if address.round_robin:
+        options.append(("grpc.lb_policy_name", "round_robin"))
     if address.keepalive_s is not None:
         interval_ms = int(address.keepalive_s * 1000)
         options += [
