@@ -18,7 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..config import DRAIN_KEY_ENV, SchedulerConfig, config_from_environment, model_folder_from_environment
-from ..contracts import EngineFailed, EnginePort, PriorityClass
+from ..contracts import EnginePort, LoadSnapshot, PriorityClass
 from ..placement import ENGINE, SCHEDULER, TOKENIZER
 from .context_limit import most_prompt_tokens
 from .leaving import leave_without_teardown
@@ -102,6 +102,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
     from .finished_calls import FinishedCalls
+    from .first_load import FirstLoad
     from .observer import RequestObserver
     from .publishing import scheduler_publisher
     from .request_spans import RequestSpans
@@ -114,6 +115,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     finished_calls, gate = FinishedCalls(), StreamGate()
     engines: list[EnginePort] = [BlsEngine(name, finished_calls, gate) for name in names]
+    first_load = FirstLoad(engines, config.scheduler.engine_answer_s)
     streams = tokenizer.streams()
     registry = Registry()
     telemetry = config.telemetry
@@ -125,7 +127,7 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     return SchedulerPlug(
         SchedulerService(engines, text, config.scheduler, observer),
         BlsTokenizer(config.scheduler.max_queued_requests),
-        lambda: ask_limits(engines, tokenizer, config.scheduler),
+        lambda: model_limits(first_load(), tokenizer, config.scheduler),
         lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: token_text(streams, token_id)),
         config.scheduler.drain_timeout_s,
         observer.finished,
@@ -136,25 +138,17 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     )
 
 
-def ask_limits(engines: list[EnginePort], tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:
-    """The limits of the first engine that answers. Raises EngineFailed when none does."""
-    failure = EngineFailed("no engine is configured")
-    for engine in engines:
-        try:
-            load = engine.load()
-        except EngineFailed as error:
-            failure = error
-            continue
-        return ModelLimits(
-            max_context_tokens=load.max_context_tokens,
-            vocab_size=tokenizer.vocab_size,
-            end_ids=tuple(tokenizer.end_ids),
-            default_max_tokens=config.default_max_tokens,
-            default_priority=PriorityClass[config.default_priority.upper()],
-            default_deadline_s=config.default_deadline_s,
-            encode_word=tokenizer.encode_word,
-        )
-    raise failure
+def model_limits(load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:
+    """What requests are checked against."""
+    return ModelLimits(
+        max_context_tokens=load.max_context_tokens,
+        vocab_size=tokenizer.vocab_size,
+        end_ids=tuple(tokenizer.end_ids),
+        default_max_tokens=config.default_max_tokens,
+        default_priority=PriorityClass[config.default_priority.upper()],
+        default_deadline_s=config.default_deadline_s,
+        encode_word=tokenizer.encode_word,
+    )
 
 
 def token_text(streams: TextStreams, token_id: int) -> str:
