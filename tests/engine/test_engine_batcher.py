@@ -65,12 +65,22 @@ def test_beside_few_sequences_a_chunk_stretches_when_that_ends_the_prompt() -> N
     assert [a.chunk_tokens for a in decide(running=many, waiting=[candidate(9, 3)]).admit] == [2]
 
 
-def test_beside_many_sequences_chunks_are_small_unless_the_backlog_grows() -> None:
-    assert prefill_budget(BUDGET, decoding=0, backlog=100) == 10
-    assert prefill_budget(BUDGET, decoding=8, backlog=100) == 8
-    assert prefill_budget(BUDGET, decoding=9, backlog=6) == 2
-    assert prefill_budget(BUDGET, decoding=9, backlog=20) == 5
-    assert prefill_budget(BUDGET, decoding=9, backlog=400) == 8
+def test_beside_many_sequences_chunks_are_small_unless_the_backlog_is_long() -> None:
+    assert prefill_budget(BUDGET, decoding=0, backlog=100, prompt_share=0.1) == 10
+    assert prefill_budget(BUDGET, decoding=8, backlog=100, prompt_share=0.1) == 8
+    assert prefill_budget(BUDGET, decoding=9, backlog=64, prompt_share=0) == 2
+    assert prefill_budget(BUDGET, decoding=9, backlog=160, prompt_share=0) == 5
+    assert prefill_budget(BUDGET, decoding=9, backlog=400, prompt_share=0) == 8
+
+
+def test_chunks_grow_with_the_pace_at_which_sequences_come_and_go() -> None:
+    assert prefill_budget(BUDGET, decoding=10, backlog=0, prompt_share=0.1) == 2
+    assert prefill_budget(BUDGET, decoding=20, backlog=0, prompt_share=0.1) == 4
+    assert prefill_budget(BUDGET, decoding=20, backlog=64, prompt_share=0.1) == 6
+    assert prefill_budget(BUDGET, decoding=20, backlog=0, prompt_share=5.0) == 8
+    running_many = [running(arrival, prompt=3, stored=3, blocks=2, outputs=1) for arrival in range(20)]
+    line = [candidate(20, 4), candidate(21, 4)]
+    assert [a.chunk_tokens for a in decide(running=running_many, waiting=line, prompt_share=0.15).admit] == [4, 2]
 
 
 def test_a_sequence_whose_last_token_is_launched_is_left_alone() -> None:

@@ -33,8 +33,8 @@ def test_the_tail_of_a_cached_prompt_hardly_changes_the_price_of_a_token() -> No
 def test_a_launch_is_due_so_early_that_it_is_done_before_the_shortest_recent_step_would_end() -> None:
     pace = timed(Pace(), [(9, 0)] * 20 + [(6, 0)] + [(9, 0)] * 3)
     ended_ns = 10**9 + (20 * 9 + 6 + 27) * MS
-    pace.note_launch(MS // 2, with_prefill=False)
-    pace.note_launch(2 * MS, with_prefill=True)
+    pace.note_launch(MS // 2, prefill_tokens=0, decode_rows=1)
+    pace.note_launch(2 * MS, prefill_tokens=9, decode_rows=1)
     assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=False) == ended_ns + 6 * MS - SLACK_NS - MS // 2
     assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=True) == ended_ns + 6 * MS - SLACK_NS - 2 * MS
     late_ns = ended_ns + 3 * MS  # the device had nothing to do when it was launched
@@ -62,12 +62,22 @@ def test_a_costly_launch_is_remembered_for_a_while() -> None:
     def margin_ns() -> int:
         return 10**12 + 5 * MS - SLACK_NS - pace.launch_due_ns(10**12, 0, with_prefill=False)
 
-    pace.note_launch(3 * MS, with_prefill=False)
-    pace.note_launch(MS, with_prefill=False)
+    pace.note_launch(3 * MS, prefill_tokens=0, decode_rows=1)
+    pace.note_launch(MS, prefill_tokens=0, decode_rows=1)
     assert 2 * MS < margin_ns() < 3 * MS
     for _ in range(200):
-        pace.note_launch(MS, with_prefill=False)
+        pace.note_launch(MS, prefill_tokens=0, decode_rows=1)
     assert margin_ns() == MS
+
+
+def test_the_share_of_prompts_is_that_of_many_steps() -> None:
+    pace = Pace()
+    assert pace.prompt_share == 0
+    pace.note_launch(MS, prefill_tokens=8192, decode_rows=0)
+    assert pace.prompt_share == 0, "nothing has decoded"
+    for step in range(2000):
+        pace.note_launch(MS, prefill_tokens=640 if step % 4 == 0 else 0, decode_rows=64)
+    assert pace.prompt_share == pytest.approx(640 / 4 / 64, rel=0.05)
 
 
 def test_long_steps_are_launched_one_ahead_and_short_ones_as_far_as_allowed() -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from .sequence import SequenceState
 
 FEW_DECODING = 8
-DRAIN_STEPS = 4  # a backlog beyond the cheapest chunk is worked off in so many
+CATCH_UP = 2  # prompts may come in at so many times the pace at which they have lately
+DRAIN_STEPS = 32  # and a backlog is worked off in so many steps on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class BatchState:
     free_slots: int
     in_flight: bool  # steps are launched whose results were not read
     waiting_tokens: int = 0  # of all waiting sequences
+    prompt_share: float = 0.0  # prompt tokens that were prefilled lately for each row that decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
 
     unfinished = [s for s in state.running if s.stored < s.prefill_tokens]
     backlog = state.waiting_tokens + sum(s.prefill_tokens - s.stored for s in unfinished)
-    tokens_left = prefill_budget(budget, len(decode), backlog)
+    tokens_left = prefill_budget(budget, len(decode), backlog, state.prompt_share)
     stretch = budget.stretched_tokens - budget.interleaved_tokens if 0 < len(decode) <= FEW_DECODING else 0
     prefill = []
     for sequence in unfinished:
@@ -113,18 +115,20 @@ def plan(state: BatchState, budget: Budget) -> Decision:
     return Decision(decode, grow, prefill, admit)
 
 
-def prefill_budget(budget: Budget, decoding: int, backlog: int) -> int:
+def prefill_budget(budget: Budget, decoding: int, backlog: int, prompt_share: float) -> int:
     """Prompt tokens of the next step.
 
     Nobody decodes: as much as a step can take. Few do: large chunks, because a first token is worth more than
-    a short pause of a few streams. Many do: the chunk that costs least, or what works the backlog off in some
-    steps. Prompts that arrive together then start one after the other and do not end together again.
+    a short pause of a few streams. Many do: the chunk that costs least, or more where sequences come and go faster
+    than it can serve. What waits counts little: prompts that arrive together then start one after the other, and
+    do not end together to arrive together again.
     """
     if not decoding:
         return budget.prefill_tokens
     if decoding <= FEW_DECODING:
         return budget.interleaved_tokens
-    return min(budget.interleaved_tokens, max(budget.efficient_tokens, backlog // DRAIN_STEPS))
+    needed = int(CATCH_UP * prompt_share * decoding) + backlog // DRAIN_STEPS
+    return min(budget.interleaved_tokens, max(budget.efficient_tokens, needed))
 
 
 def chunk_tokens(prompt_left: int, tokens_left: int, stretch: int) -> int:

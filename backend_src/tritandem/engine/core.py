@@ -134,10 +134,11 @@ class EngineCore:
             self._step_failed(step, error)
             return True
         taken_ns = time.monotonic_ns() - launched_ns
-        self._pace.note_launch(taken_ns, bool(step.prefill))
+        prefill_tokens = sum(len(chunk.ids) for chunk in step.prefill)
+        self._pace.note_launch(taken_ns, prefill_tokens, len(step.decode_slots))
         if self._meter is not None:
             self._meter.launched(taken_ns, bool(step.prefill))
-        self._step_launched(decision, step, launched_ns)
+        self._step_launched(decision, step, prefill_tokens, launched_ns)
         return True
 
     def _batch_state(self) -> BatchState:
@@ -149,7 +150,15 @@ class EngineCore:
             self._suspects.popleft()
         candidates = self.residency.candidates(self.waiting)
         free_slots = self.residency.free_slots
-        return BatchState(self.running, candidates, free_blocks, free_slots, in_flight, self._waiting_tokens)
+        return BatchState(
+            self.running,
+            candidates,
+            free_blocks,
+            free_slots,
+            in_flight,
+            self._waiting_tokens,
+            self._pace.prompt_share,
+        )
 
     def _build(self, decision: Decision) -> StepPlan | None:
         """Take blocks and slots for a decision and describe the step; None when it has no work."""
@@ -181,7 +190,7 @@ class EngineCore:
             features=features_of(sampling),
         )
 
-    def _step_launched(self, decision: Decision, step: StepPlan, launched_ns: int) -> None:
+    def _step_launched(self, decision: Decision, step: StepPlan, prefill_tokens: int, launched_ns: int) -> None:
         self.residency.changes.clear()
         by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
         rows = []
@@ -197,7 +206,7 @@ class EngineCore:
             sequence.stored += 1
             sequence.promised += 1
         rows += decision.decode
-        self._in_flight.append(_Launched(rows, sum(len(chunk.ids) for chunk in step.prefill), launched_ns))
+        self._in_flight.append(_Launched(rows, prefill_tokens, launched_ns))
         if self._suspects:
             self._suspects.popleft()
 

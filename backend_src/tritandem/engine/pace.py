@@ -10,6 +10,7 @@ from collections import deque
 from .step import StepResult
 
 _SHARE = 0.1  # weight of the newest step
+_TURNOVER_SHARE = 1 / 128  # the same where it is about sequences, which last for many steps
 LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
 SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
 _RECENT_STEPS = 8  # of a kind
@@ -30,6 +31,7 @@ class Pace:
         # (prefill tokens, ns) of the latest steps of a kind: those whose tokens have the same number of binary digits
         self._recent: dict[int, deque[tuple[int, int]]] = {}
         self._launch_ns = {False: 0.0, True: 0.0}  # host time of a launch, with prefill or without
+        self._launched_tokens = self._launched_rows = 0.0  # prompt tokens and decode rows of a step
 
     @property
     def prefill_token_ns(self) -> int:
@@ -49,9 +51,17 @@ class Pace:
         recent.append((prefill_tokens, taken_ns))
         return taken_ns
 
-    def note_launch(self, taken_ns: int, with_prefill: bool) -> None:
-        """Host time of a launch. The costliest counts, and is forgotten slowly."""
-        self._launch_ns[with_prefill] = max(taken_ns, self._launch_ns[with_prefill] * _COST_DECAY)
+    @property
+    def prompt_share(self) -> float:
+        """Prompt tokens that were prefilled lately for each row that decoded; 0 before any did."""
+        return self._launched_tokens / self._launched_rows if self._launched_rows else 0.0
+
+    def note_launch(self, taken_ns: int, prefill_tokens: int, decode_rows: int) -> None:
+        """What a launch carried and the host time it took. The costliest counts, and is forgotten slowly."""
+        kind = prefill_tokens > 0
+        self._launch_ns[kind] = max(taken_ns, self._launch_ns[kind] * _COST_DECAY)
+        self._launched_tokens += _TURNOVER_SHARE * (prefill_tokens - self._launched_tokens)
+        self._launched_rows += _TURNOVER_SHARE * (decode_rows - self._launched_rows)
 
     def launch_due_ns(self, running_since_ns: int, prefill_tokens: int, with_prefill: bool) -> int:
         """When to launch the step behind the only one on the device, which was launched at `running_since_ns` and
