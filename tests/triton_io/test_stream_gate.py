@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from tritandem.triton_io.stream_gate import StreamGate
 
 WAIT_S = 5.0
@@ -54,7 +55,7 @@ def test_nobody_reads_or_opens_while_one_opens() -> None:
 
 
 def test_an_opener_waits_for_the_reader_to_come_out_and_new_readers_wait_for_the_opener() -> None:
-    gate, entered, leave = StreamGate(), threading.Event(), threading.Event()
+    gate, entered, leave = StreamGate(patience_s=60.0), threading.Event(), threading.Event()
     order: list[str] = []
 
     def first() -> None:
@@ -71,13 +72,14 @@ def test_an_opener_waits_for_the_reader_to_come_out_and_new_readers_wait_for_the
         with gate.reading():
             order.append("read again")
 
-    threads = [threading.Thread(target=first)]
+    threads = [threading.Thread(target=target) for target in (first, opener, second)]
     threads[0].start()
     assert entered.wait(WAIT_S)
-    for target in (opener, second):
-        threads.append(threading.Thread(target=target))
-        threads[-1].start()
-        time.sleep(0.05)
+    threads[1].start()
+    while not gate._openers:  # only then is the second reader behind it
+        time.sleep(0.001)
+    threads[2].start()
+    time.sleep(0.05)
     leave.set()
     for thread in threads:
         thread.join(WAIT_S)
@@ -105,17 +107,19 @@ def test_a_reader_that_never_comes_out_does_not_hold_up_the_others_for_ever() ->
             assert stuck.is_alive()
         with gate.reading():
             pass
-    assert time.monotonic() - begun_s < patience_s  # it was waited for once
+    assert time.monotonic() - begun_s < 5 * patience_s  # it was waited for once, not ten times more
     leave.set()
     stuck.join()
 
 
 def test_a_failed_opening_leaves_the_gate_open() -> None:
-    gate = StreamGate()
-    try:
-        with gate.opening():
-            raise RuntimeError
-    except RuntimeError:
-        pass
-    with gate.reading(), StreamGate().opening():
-        pass
+    gate, entered = StreamGate(), threading.Event()
+
+    def read() -> None:
+        with gate.reading():
+            entered.set()
+
+    with pytest.raises(RuntimeError), gate.opening():
+        raise RuntimeError
+    threading.Thread(target=read, daemon=True).start()
+    assert entered.wait(WAIT_S)
