@@ -63,7 +63,7 @@ def offer_row(offer: Offer) -> dict[str, Any]:
 
 def text(shown: dict[str, Any], clouds: InstancesFile) -> str:
     """The same for a person."""
-    lines = [f"published rule: {shown['rule_cores']} cores for {shown['gpus']} GPUs"]
+    lines = [f"published rule: {shown['rule_cores']} cores for {shown['gpus']} GPU{'s' if shown['gpus'] > 1 else ''}"]
     measured = shown["measured"]
     if measured is None:
         lines.append("measured model: give --rps (and --output-tokens) to have it computed")

@@ -13,7 +13,7 @@ import threading
 from ..config import Config
 from ..placement import ENGINE, ENGINE_HOST, Plan, limit_library_threads, pin_thread, plan_here, settle
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tritandem.placement")  # whose plan it carries out
 
 
 def place_process(component: str, config: Config) -> None:
