@@ -1,4 +1,4 @@
-"""Attention over paged KV on CUDA: the launches of `paged_kernels.py` and their workspace.
+"""Attention over paged KV on CUDA: the launches of `paged_kernels.py` and `prefill_kernels.py`, and their workspace.
 
 Owns tile sizes, the number of context splits and the workspace in which splits meet. Knows nothing about
 sequences or requests. Every launch goes to the current stream; the workspace is safe because all launches of
@@ -14,9 +14,11 @@ import torch
 
 from ..pointwise_kernels import store_kernel
 from .interface import AttentionBatch
-from .paged_kernels import decode_kernel, prefill_kernel
+from .paged_kernels import decode_kernel
+from .prefill_kernels import prefill_kernel
 
 _MAX_SPLITS = 32
+_SEQUENCES = 64  # of a prefill: what one binary of its kernel can count
 _TOKENS_AHEAD = 256  # of a part of the context, asked for while the kernel waits
 
 
@@ -68,14 +70,17 @@ def choose_decode_tiles(rows: int, heads: Heads, multiprocessors: int, element_b
 
 
 def choose_prefill_tiles(heads: Heads, max_query_tokens: int, element_bytes: int) -> tuple[int, int, int, int]:
-    """(query tile, context tile, warps, stages) that fit shared memory; short chunks take short tiles."""
+    """(query tile, context tile, warps, stages) that fit shared memory; short chunks take short tiles.
+
+    Pure; swept on an H200 over a long prompt, many short ones and a chunk (loadtest/benchmarks/RESULTS.md).
+    """
     if element_bytes > 2:
         return 32, 32, 4, 2
     if heads.block_dim > 128:
         return 64, 32, 4, 2
     if max_query_tokens <= 32:
         return 32, 64, 4, 2
-    return 128, 64, 8, 3
+    return (64, 64, 4, 3) if heads.block_dim > 64 else (64, 128, 4, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +164,9 @@ class PagedAttention:
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         block_m, block_n, warps, stages = choose_prefill_tiles(heads, batch.max_query_tokens, query.element_size())
-        query_tiles = (batch.max_query_tokens + block_m - 1) // block_m
-        prefill_kernel[(query_tiles, heads.query, batch.context_lens.shape[0])](
+        sequences = batch.context_lens.shape[0]
+        most_tiles = query.shape[0] // block_m + sequences  # each sequence's last tile may be short
+        prefill_kernel[(heads.query, most_tiles)](
             query,
             key_cache,
             value_cache,
@@ -173,12 +179,14 @@ class PagedAttention:
             query.stride(0),
             batch.block_tables.stride(0),
             sliding_window or 0,
+            sequences,
             H=heads.query,
             KVH=heads.kv,
             D=heads.dim,
             BLOCK_D=heads.block_dim,
             BLOCK_M=block_m,
             BLOCK_N=block_n,
+            BLOCK_S=max(_SEQUENCES, next_power_of_two(sequences)),
             BLOCK_TOKENS=key_cache.shape[1],
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,

@@ -1,6 +1,6 @@
-"""Paged attention in the Triton language: decode with split context, prefill over packed sequences.
+"""Paged attention in the Triton language: decode with split context.
 
-Owns the kernels only; sizes and launches are in `paged_cuda.py`. Imported on CUDA machines alone (needs
+Owns the kernel only; sizes and launches are in `paged_cuda.py`. Imported on CUDA machines alone (needs
 `triton`). The online softmax follows Dao et al., "FlashAttention-2" (2023); the split over the context with
 a reduction by the last block to arrive follows "Flash-Decoding" (2023) and the usual counter scheme.
 """
@@ -18,7 +18,7 @@ from ..prefetch_kernels import fetch_lines
 
 
 @triton.jit
-def _capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
+def capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
     """cap * tanh(scores / cap), written with the sigmoid that every back end has."""
     if HAS_SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
@@ -146,7 +146,7 @@ def decode_kernel(
         at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
         k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
         v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
-        scores = _capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
+        scores = capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
         seen = live
         if HAS_WINDOW:
             seen = live & (positions >= length - window)
@@ -175,7 +175,7 @@ def decode_kernel(
             tl.store(key_cache + at_new, k_new, mask=new_ok)
             tl.store(value_cache + at_new, v_new, mask=new_ok)
             score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scaling
-            score = _capped(score, softcap, HAS_SOFTCAP) * LOG2E
+            score = capped(score, softcap, HAS_SOFTCAP) * LOG2E
             new_best = tl.maximum(best, score)
             decay = tl.exp2(best - new_best)
             weight = tl.exp2(score - new_best)
@@ -220,79 +220,3 @@ def decode_kernel(
             tl.store(merged_at, merged.to(out.dtype.element_ty), mask=merged_ok)
             return
     tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=query_ok)
-
-
-@triton.jit
-def prefill_kernel(
-    query,  # [T, query_stride]: H heads of D
-    key_cache,  # [num_blocks, BLOCK_TOKENS, KVH, D]
-    value_cache,
-    block_tables,  # int32 [S, table_stride]
-    context_lens,  # int32 [S]
-    query_starts,  # int32 [S + 1]
-    out,  # [T, H, D]
-    scaling,
-    softcap,
-    query_stride,
-    table_stride,
-    window,
-    H: tl.constexpr,
-    KVH: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-):
-    """One program: BLOCK_M queries of one head of one sequence, causal over the sequence's cached context."""
-    LOG2E: tl.constexpr = 1.4426950408889634
-    tile_id = tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.program_id(2)
-    kv_head = head // (H // KVH)
-    query_start = tl.load(query_starts + row)
-    query_len = tl.load(query_starts + row + 1) - query_start
-    # Late tiles see the most context: they go first so that the tail of the grid is short.
-    tile_id = tl.cdiv(query_len, BLOCK_M) - 1 - tile_id
-    if tile_id < 0:
-        return
-    length = tl.load(context_lens + row)
-    table = block_tables + row.to(tl.int64) * table_stride
-    rows = tile_id * BLOCK_M + tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
-    row_ok = rows < query_len
-    positions_q = length - query_len + rows
-    q_at = query + (query_start + rows).to(tl.int64)[:, None] * query_stride + head * D + dims[None, :]
-    q = tl.load(q_at, mask=row_ok[:, None] & (dims < D)[None, :], other=0.0)
-
-    best = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(length - query_len + tile_id * BLOCK_M - window + 1, 0) // BLOCK_N * BLOCK_N
-    stop = tl.minimum(length - query_len + (tile_id + 1) * BLOCK_M, length)
-    for tile in range(first, stop, BLOCK_N):
-        positions = tile + tl.arange(0, BLOCK_N)
-        live = positions < stop
-        blocks = tl.load(table + positions // BLOCK_TOKENS, mask=live, other=0).to(tl.int64)
-        at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
-        k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
-        scores = _capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
-        seen = (positions[None, :] <= positions_q[:, None]) & live[None, :]
-        if HAS_WINDOW:
-            seen = seen & (positions[None, :] > positions_q[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(best - shift)
-        total = total * decay + tl.sum(weights, axis=1)
-        v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
-        acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        best = new_best
-    out_at = out + ((query_start + rows).to(tl.int64) * H + head)[:, None] * D + dims[None, :]
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out_at, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & (dims < D)[None, :])
