@@ -127,6 +127,15 @@ def test_connections_held_open_after_a_drain_do_not_make_the_stop_unclean(make_s
         assert time.monotonic() - begun >= 1.5  # a client may have something to read
 
 
+def test_a_server_that_traces_may_write_what_it_has(make_server) -> None:
+    server = make_server({"held_open": True}, extra_flags=("--trace-config=level=TIMESTAMPS",))
+    server.start()
+    server.wait_ready(10.0)
+    begun = time.monotonic()
+    assert server.stop(unload_s=1.5) == 0
+    assert time.monotonic() - begun >= 1.5
+
+
 def test_a_server_that_nobody_is_connected_to_ends_with_its_stubs(make_server) -> None:
     server = make_server({"held_open": True})
     server.start()

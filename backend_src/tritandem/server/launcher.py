@@ -27,7 +27,7 @@ from . import command, guardian
 from .health import live_stubs, ready
 from .layout import backend_folder
 from .logfile import REQUESTS_ENDED, LogReader, describe_end
-from .options import ServeOptions
+from .options import ServeOptions, flag_names
 from .placing import place_server
 from .preflight import check_all
 from .repository import default_repository, repository_of_run
@@ -156,11 +156,13 @@ class TritonServer:
         when `interrupted()`. Idempotent.
 
         The last request has ended, every model's process too and no client is connected: what is left of Triton by then
-        are waits of a second or two, which are cut short. Returns the exit code: 0 also when every request had ended.
+        are waits of a second or two, which are cut short unless it has traces of its own to write. Returns the exit code:
+        0 also when every request had ended.
         """
         # A Prometheus that keeps its connection is no client.
         clients = ConnectionWatch(self.pid, (self.options.http_port, self.options.grpc_port))
-        had_stubs = bool(live_stubs(self.pid))
+        traced = any(name.startswith("trace-") for name in flag_names(self.options.extra_flags))
+        may_cut = bool(live_stubs(self.pid)) and not traced
         self.drain()
         patience_s = self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s
         deadline = last = time.monotonic() + patience_s
@@ -168,7 +170,7 @@ class TritonServer:
         while self.poll() is None and self._guardian and time.monotonic() < deadline and not interrupted():
             if any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
                 idle, deadline = True, min(last, time.monotonic() + unload_s)
-            if idle and had_stubs and not live_stubs(self.pid) and not _connected(clients):
+            if idle and may_cut and not live_stubs(self.pid) and not _connected(clients):
                 break
             time.sleep(POLL_S)
         held_up = self._guardian is not None and self.poll() is None

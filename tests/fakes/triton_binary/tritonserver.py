@@ -21,7 +21,7 @@ KNOWN = {
     "grpc-port", "grpc-restricted-protocol", "grpc-keepalive-time", "grpc-keepalive-timeout",
     "grpc-keepalive-permit-without-calls", "grpc-http2-max-pings-without-data",
     "grpc-http2-min-recv-ping-interval-without-data", "metrics-address", "metrics-port", "log-verbose",
-    "backend-config", "http-thread-count",
+    "backend-config", "http-thread-count", "trace-config",
 }  # fmt: skip
 BEHAVIOURS = {"stubs", "ready_after_s", "fail", "drained", "drain_s", "held_open", "ignore_sigterm", "shm"}
 behaviour = {}
