@@ -156,8 +156,8 @@ class TritonServer:
         when `interrupted()`. Idempotent.
 
         The last request has ended, every model's process too and no client is connected: what is left of Triton by then
-        are waits of a second or two, which are cut short unless it has traces of its own to write. Returns the exit code:
-        0 also when every request had ended.
+        are waits of a second or two, which are cut short unless it has traces of its own to write. Returns the exit
+        code: 0 also when every request had ended.
         """
         # A Prometheus that keeps its connection is no client.
         clients = ConnectionWatch(self.pid, (self.options.http_port, self.options.grpc_port))
