@@ -38,14 +38,17 @@ def check_all(options: ServeOptions) -> TritonInstall:
 
 
 def findings(options: ServeOptions) -> list[tuple[str, ConfigError | None]]:
-    """Every check by name with what it refused, None where all is well."""
+    """Every check by name with what it refused, None where all is well. What one check has said already is named, not
+    said again: several read the configuration."""
     results: list[tuple[str, ConfigError | None]] = []
+    said: dict[str, str] = {}
     for name, check in CHECKS:
         try:
             check(options)
             results.append((name, None))
         except ConfigError as error:
-            results.append((name, error))
+            first = said.setdefault(str(error), name)
+            results.append((name, error if first == name else Refusal("not checked", f"mend the {first} first")))
     return results
 
 
