@@ -20,7 +20,7 @@ IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # pytest's exit code 5: what ARGS select may be in one half of the tests alone.
 UNLESS_NONE = $(if $(strip $(ARGS)),|| test $$? -eq 5)
 
-.PHONY: demo serve test lint fuzz soak audit clean setup
+.PHONY: demo serve test lint fuzz soak audit clean setup model
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -30,14 +30,17 @@ $(STAMP): pyproject.toml client/pyproject.toml constraints.txt tools/make_venv.p
 	@$(PYTHON) tools/make_venv.py $(VENV)
 	@touch $@
 
+# What the tests and the soak serve; fetched once.
+model: $(STAMP)
+	@$(BIN)/tritandem model fetch
+
 demo: $(STAMP)
 	@$(BIN)/tritandem demo $(ARGS)
 
 serve: $(STAMP)
 	@exec $(BIN)/tritandem serve $(ARGS)
 
-test: $(STAMP)
-	@$(BIN)/tritandem model fetch
+test: model
 	$(BIN)/python -m pytest -m "not gpu and not triton" $(IN_PARALLEL) $(ARGS) $(UNLESS_NONE)
 	$(BIN)/python -m pytest -m "not gpu and triton" $(ARGS) $(UNLESS_NONE)
 
@@ -55,8 +58,7 @@ audit: $(STAMP)
 		$(AUDIT)/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(ARGS)
 
-soak: $(STAMP)
-	@$(BIN)/tritandem model fetch
+soak: model
 	@$(BIN)/python loadtest/soak/run.py --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:
