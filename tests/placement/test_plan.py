@@ -60,7 +60,7 @@ def test_one_socket_with_a_gpu_gives_the_launching_thread_a_core_with_its_siblin
     assert cpus(plan) == {
         "engine_host": "0,8",
         "engine": "1,9",
-        "scheduler": "2-3,10-11",
+        "scheduler": "2-7,10-15",  # two cores that nobody else has, and those of tokenizer and server
         "tokenizer": "4-7,12-15",
         "server": "4-7,12-15",
     }
@@ -72,7 +72,7 @@ def test_two_sockets_stay_on_the_gpus(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cpus(plan) == {
         "engine_host": "12,36",
         "engine": "13,37",
-        "scheduler": "14-15,38-39",
+        "scheduler": "14-23,38-47",
         "tokenizer": "16-23,40-47",
         "server": "16-23,40-47",
     }
@@ -170,8 +170,11 @@ def test_whatever_the_machine_every_plan_holds_together(tmp_path: Path, machine:
                     assert plan.cpus_of(name), name
                     assert plan.cpus_of(name) <= plan.home, name
                     assert 1 <= share.threads <= min(len(plan.cpus_of(name)), max(1, quota or 256)), name
-                pinned = {share.cpus for share in plan.shares.values()}
+                pinned = {share.cpus for name, share in plan.shares.items() if name != "scheduler"}
                 assert all(one == other or not one & other for one in pinned for other in pinned)
+                engine, scheduler = plan.shares["engine_host"].cpus, plan.shares["scheduler"].cpus
+                assert engine == scheduler or not engine & scheduler, "somebody comes near the launching thread"
+                assert plan.shares["tokenizer"].cpus <= scheduler
 
 
 def test_lists_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

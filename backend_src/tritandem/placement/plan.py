@@ -105,12 +105,13 @@ def _auto(topology: Topology, gpu: Gpu | None, on_gpu: bool) -> Plan:
 
 def _gpu_shares(cores: list[list[Cpu]]) -> dict[str, Share]:
     engine, rest = cores[:GPU_ENGINE_CORES], cores[GPU_ENGINE_CORES:]
-    scheduler, others = rest[:SCHEDULER_CORES], rest[SCHEDULER_CORES:]
+    others = rest[SCHEDULER_CORES:]
     return {
         # The launching thread's core is left to it alone.
         ENGINE_HOST: Share(_cpus(engine[:1]), 1),
         ENGINE: Share(_cpus(engine[1:]), 1),
-        SCHEDULER: Share(_cpus(scheduler), 1),
+        # Two cores are left to it, and more where they are idle: bound to the two, its threads waited for each other.
+        SCHEDULER: Share(_cpus(rest), 1),
         TOKENIZER: Share(_cpus(others), min(len(others), MAX_TOKENIZER_THREADS)),
         SERVER: Share(_cpus(others), 1),
     }
