@@ -51,6 +51,7 @@ def test_a_thousand_random_admissions_cancellations_and_preemptions(ahead: int, 
             assert answer.finish == (FinishCode.STOP if stopped else FinishCode.LENGTH)
     assert load.preemptions > 20
     assert bool(load.prefix_hit_tokens) == prefix_cache
+    assert load.prefix_hit_tokens < load.prompt_tokens, "a sequence that was resumed counts once"
     assert 50 < len(cancelled) < 500
 
 

@@ -79,7 +79,6 @@ class EngineCore:
         limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
         sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals)
         self._arrivals += 1
-        self._prompt_tokens += tokens
         self._waiting_tokens += tokens
         self._live[request.seq_id] = sequence
         self.waiting.append(sequence)
@@ -167,6 +166,8 @@ class EngineCore:
         for admission in decision.admit:
             sequence = self.waiting.popleft()
             assert sequence is admission.candidate.sequence
+            if not sequence.prefill_start_ns:
+                self._prompt_tokens += sequence.prompt_tokens
             self._waiting_tokens -= sequence.known_tokens
             self.running.append(sequence)
             chunks.append((sequence, admission.chunk_tokens))

@@ -21,7 +21,7 @@ class Residency:
     def __init__(self, spec: RunnerSpec, prefix_cache: bool, end_ids: frozenset[int]) -> None:
         self.pool = BlockPool(spec.num_blocks, prefix_cache)
         self.changes = RowChanges()
-        self.hit_tokens = 0
+        self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
         self._num_slots, self._block_tokens, self._end_ids = spec.num_slots, spec.block_tokens, end_ids
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
 
@@ -54,7 +54,8 @@ class Residency:
         sequence, hits = admission.candidate.sequence, admission.candidate.cached_blocks
         slot = self._free_slots.pop()
         cached_tokens = len(hits) * self._block_tokens
-        self.hit_tokens += cached_tokens
+        if not sequence.prefill_start_ns:  # a preempted one finds its own blocks again
+            self.hit_tokens += cached_tokens
         sequence.begin(slot, list(hits), cached_tokens)
         request = sequence.request
         ignored = self._end_ids if request.sampling.ignore_eos else frozenset()
