@@ -78,16 +78,18 @@ def wait_for(server: TritonServer, what: object, condition: Callable[[Sample], b
 
 
 @contextmanager
-def streams(server: TritonServer, count: int, prompt: str, max_tokens: int) -> Iterator[None]:
-    """So many clients on the model that notices when they go."""
-    arrays = {
-        "text_input": text(prompt),
-        "max_tokens": number(max_tokens, np.int32),
-        "sampling_parameters": text('{"ignore_eos": true}'),
-        "stream": number(True, np.bool_),
-    }
+def streams(server: TritonServer, count: int, prompt: str, max_tokens: int, apart: int = 0) -> Iterator[None]:
+    """So many clients on the model that notices when they go. With `apart`, each asks for so many tokens more than the
+    one before, and no two share a prefix."""
+    arrays = {"sampling_parameters": text('{"ignore_eos": true}'), "stream": number(True, np.bool_)}
     client = RawClient(server.grpc_url)
-    opened = [client.stream("scheduler", arrays) for _ in range(count)]
+    opened = []
+    for i in range(count):
+        own = {
+            "text_input": text(f"{i} {prompt}" if apart else prompt),
+            "max_tokens": number(max_tokens + i * apart, np.int32),
+        }
+        opened.append(client.stream("scheduler", arrays | own))
     try:
         yield
     finally:
@@ -162,11 +164,12 @@ def test_a_client_that_reads_nothing_is_seen(server: TritonServer) -> None:
 
 
 def test_an_engine_without_blocks_for_those_who_wait_is_memory_bound(server: TritonServer) -> None:
-    with streams(server, 6, "word " * 280, 200):
+    # Four or so at a time fill the pool, and never end together.
+    with streams(server, 24, "word " * 90, 60, apart=7):
         wait_for(
             server,
             "requests wait for blocks",
-            lambda sample: sample.total(f.KV_BLOCKS_USED.name) >= 30 and sample.total(f.REQUESTS_WAITING.name) > 0,
+            lambda sample: sample.total(f.KV_BLOCKS_USED.name) >= 36 and sample.total(f.REQUESTS_WAITING.name) > 0,
         )
         found, verdicts = doctor(server)
     assert "memory-bound" in verdicts, found
