@@ -12,7 +12,6 @@ from ..host import Refusal
 TOKENIZER_MODEL, SCHEDULER_MODEL, ENGINE_MODEL = "tokenizer", "scheduler", "engine"
 _RELAY = "{}_calls"  # every engine has one
 _GROUP = re.compile(r"instance_group\s*(?::\s*)?\[.*?\]", re.DOTALL)
-_DEVICE = re.compile(r'^[^#\n]*key:\s*"device"\s*,?\s*value:?\s*\{\s*string_value:\s*"([^"]+)"', re.MULTILINE)
 
 
 def default_repository() -> Path:
@@ -34,8 +33,9 @@ def engine_devices(repository: Path) -> dict[str, str]:
     """The device that a model's config.pbtxt names in its parameter `device`, by model; models without one are left
     out."""
     configs = {name: repository / name / "config.pbtxt" for name in model_names(repository)}
-    found = {name: _DEVICE.search(path.read_text()) for name, path in configs.items() if path.is_file()}
-    return {name: match[1] for name, match in found.items() if match is not None}
+    device = _parameter("device")
+    found = {name: device.search(path.read_text()) for name, path in configs.items() if path.is_file()}
+    return {name: match[2] for name, match in found.items() if match is not None and match[2]}
 
 
 def repository_of_run(
@@ -77,10 +77,14 @@ def _add_engines(repository: Path, devices: Sequence[str]) -> None:
     _set_parameter(repository / SCHEDULER_MODEL / "config.pbtxt", "engines", ", ".join(names))
 
 
+def _parameter(key: str) -> re.Pattern[str]:
+    """Finds a parameter in config.pbtxt, not in a comment: what stands before its value, and the value."""
+    return re.compile(rf'^([^#\n]*key:\s*"{key}"\s*,?\s*value:?\s*\{{\s*string_value:\s*")([^"]*)', re.MULTILINE)
+
+
 def _set_parameter(config: Path, key: str, value: str) -> None:
     """Replace the value of a parameter that config.pbtxt has. Raises Refusal where it has none."""
-    known = re.compile(rf'^([^#\n]*key:\s*"{key}"\s*,?\s*value:?\s*\{{\s*string_value:\s*")[^"]*"', re.MULTILINE)
-    changed, count = known.subn(lambda found: f'{found[1]}{value}"', config.read_text())
+    changed, count = _parameter(key).subn(lambda found: f"{found[1]}{value}", config.read_text())
     if count != 1:
         raise Refusal(f"{config.parent.name}/config.pbtxt has no parameter {key!r}", "leave --devices out")
     config.write_text(changed)
