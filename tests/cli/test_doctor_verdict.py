@@ -326,6 +326,18 @@ def test_a_server_before_its_first_request_is_idle() -> None:
     assert diagnose({"tritandem_requests_running": (0, 0)}).finding.verdict is Verdict.IDLE
 
 
+@pytest.mark.parametrize(
+    ("looks", "verdict"), [((0, 5, 5, 5, 0), Verdict.ENGINE), ((9, 0, 0, 0, 9), Verdict.UNHINDERED)]
+)
+def test_a_gauge_counts_for_what_it_was_most_of_the_time(looks: tuple[int, ...], verdict: Verdict) -> None:
+    samples = [
+        parse(exposition({**LIGHT, "tritandem_requests_waiting": (0, waiting)}, end=1), at_s=1000.0 + i)
+        for i, waiting in enumerate(looks)
+    ]
+    first = parse(exposition({**LIGHT, "tritandem_requests_waiting": (looks[0], 0)}, end=0), at_s=1000.0)
+    assert judge(Pair(first, samples[-1], samples[1:-1])).finding.verdict is verdict
+
+
 def test_what_a_process_used_before_it_was_first_seen_is_no_load() -> None:
     engine = '{component="engine",process="engine_0"}'
     other = '{component="engine",process="engine_1"}'

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, number, text
+import tritonclient.grpc as grpcclient
+from raw_client import RawClient, number, tensor, text
 from served import children
 from started import start_server
 from tritandem.cli.doctor.sample import Sample, fetch
@@ -77,25 +78,56 @@ def wait_for(server: TritonServer, what: object, condition: Callable[[Sample], b
     return sample
 
 
-@contextmanager
-def streams(server: TritonServer, count: int, prompt: str, max_tokens: int, apart: int = 0) -> Iterator[None]:
-    """So many clients on the model that notices when they go. With `apart`, each asks for so many tokens more than the
-    one before, and no two share a prefix."""
-    arrays = {"sampling_parameters": text('{"ignore_eos": true}'), "stream": number(True, np.bool_)}
-    client = RawClient(server.grpc_url)
-    opened = []
-    for i in range(count):
-        own = {
-            "text_input": text(f"{i} {prompt}" if apart else prompt),
-            "max_tokens": number(max_tokens + i * apart, np.int32),
+class Asker:
+    """One client on the model that notices when it goes. It asks again as soon as an answer has ended, so that what it
+    asks of the server lasts until `close`, however fast the server is. No two prompts share a prefix."""
+
+    def __init__(self, server: TritonServer, number_: int, prompt: str, max_tokens: int) -> None:
+        self.error: Exception | None = None
+        self._turns = (f"{number_}.{turn} {prompt}" for turn in itertools.count())
+        self._wanted = {
+            "sampling_parameters": text('{"ignore_eos": true}'),
+            "stream": number(True, np.bool_),
+            "max_tokens": number(max_tokens, np.int32),
         }
-        opened.append(client.stream("scheduler", arrays | own))
+        self._closed, self._lock = False, threading.Lock()
+        self._connection = grpcclient.InferenceServerClient(server.grpc_url)
+        self._connection.start_stream(self._hear)
+        self._ask()
+
+    def _ask(self) -> None:
+        arrays = {"text_input": text(next(self._turns)), **self._wanted}
+        inputs = [tensor(name, array) for name, array in arrays.items()]
+        self._connection.async_stream_infer("scheduler", inputs, enable_empty_final_response=True)
+
+    def _hear(self, result: Any, error: Exception | None) -> None:
+        """On the connection's thread."""
+        with self._lock:
+            if self._closed:
+                return
+            if error is not None:
+                self.error = error
+            elif result.get_response().parameters["triton_final_response"].bool_param:
+                self._ask()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._connection.stop_stream(cancel_requests=True)
+        self._connection.close()
+
+
+@contextmanager
+def streams(server: TritonServer, count: int, prompt: str, max_tokens: int) -> Iterator[None]:
+    """So many clients, each with an answer at any time."""
+    askers = [Asker(server, i, prompt, max_tokens) for i in range(count)]
     try:
         yield
     finally:
-        for stream in opened:
-            stream.close(cancel=True)
+        for asker in askers:
+            asker.close()
         wait_for(server, "all streams have ended", lambda sample: sample.total(f.REQUESTS_RUNNING.name) == 0)
+    assert [asker.error for asker in askers if asker.error] == []
 
 
 def run_s(pid: int) -> float:
@@ -147,7 +179,10 @@ def test_a_server_whose_cores_were_taken_away_is_short_of_them(server: TritonSer
 
 
 def test_a_client_that_reads_nothing_is_seen(server: TritonServer) -> None:
-    wanted = {"text_input": "1, 2, 3,", "max_tokens": 60, "stream": True, "sampling_parameters": '{"ignore_eos": true}'}
+    # A kilobyte and more for each token, however many come in one response.
+    sampling = '{"ignore_eos": true, "logprobs": 20}'
+    wanted = {"text_input": "1, 2, 3,", "max_tokens": 60, "stream": True, "sampling_parameters": sampling}
+    wanted["return_logprobs"] = True
     body = json.dumps(wanted).encode()
     host, port = server.http_url.split(":")
     with socket.socket() as client:
@@ -164,12 +199,11 @@ def test_a_client_that_reads_nothing_is_seen(server: TritonServer) -> None:
 
 
 def test_an_engine_without_blocks_for_those_who_wait_is_memory_bound(server: TritonServer) -> None:
-    # Four or so at a time fill the pool, and never end together.
-    with streams(server, 24, "word " * 90, 60, apart=7):
+    with streams(server, 24, "word " * 90, 60):  # four or so at a time fill the pool
         wait_for(
             server,
             "requests wait for blocks",
-            lambda sample: sample.total(f.KV_BLOCKS_USED.name) >= 36 and sample.total(f.REQUESTS_WAITING.name) > 0,
+            lambda sample: sample.total(f.KV_BLOCKS_USED.name) >= 29 and sample.total(f.REQUESTS_WAITING.name) > 0,
         )
         found, verdicts = doctor(server)
     assert "memory-bound" in verdicts, found
@@ -179,7 +213,8 @@ def test_an_engine_without_blocks_for_those_who_wait_is_memory_bound(server: Tri
 
 def test_a_saturated_engine_is_engine_bound(server: TritonServer) -> None:
     """Every slot is taken and more wait, with blocks to spare."""
-    with streams(server, 12, "1, 2, 3,", 40):
+    # More wait than can be taken at once.
+    with streams(server, 24, "1, 2, 3,", 40):
         wait_for(
             server,
             "every slot is taken and requests wait",

@@ -6,20 +6,25 @@ import argparse
 import json
 import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from tritandem.contracts import ConfigError
 
 from ..server_flags import add_server_flags
 from .preflight import check_start
 
+if TYPE_CHECKING:
+    from .sample import Sample
+
 LOCAL_URL = "127.0.0.1:8002"
 EXIT_REFUSED = 2
 MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0
+LOOKS = 10
 
 DESCRIPTION = """
-Say what limits a running server: samples its metrics twice and names the bottleneck, with the evidence and what to
-change. Where no server runs, look at the machine instead. Exit code 0: nothing to change; 3: requests wait, or
+Say what limits a running server: samples its metrics for a while and names the bottleneck, with the evidence and what
+to change. Where no server runs, look at the machine instead. Exit code 0: nothing to change; 3: requests wait, or
 clients do not take what they get; 4: the CPU holds up the device; 2: nothing could be sampled, or (--preflight) the
 server could not start.
 """
@@ -32,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--url", metavar="HOST:PORT", help=f"the server's metrics port (default: {LOCAL_URL} if it answers)"
     )
-    parser.add_argument("--seconds", type=_seconds, default=10.0, help="between the two samples (default: %(default)g)")
+    parser.add_argument("--seconds", type=_seconds, default=10.0, help="to look on (default: %(default)g)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     preflight = parser.add_argument_group("before a start")
     preflight.add_argument("--preflight", action="store_true", help="make the checks of a start with the flags below")
@@ -58,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return _examine_machine(args)
-    time.sleep(args.seconds)
+    between = _look_on(url, before, args.seconds)
     from .report import document, text
     from .sample import Pair
     from .signals import published
     from .verdict import judge
 
-    pair = Pair(before, fetch(url))
+    pair = Pair(before, fetch(url), between)
     if not published(pair):
         raise ConfigError(
             f"--seconds: given {args.seconds:g}, allowed: more than the server's telemetry.metrics_period_s; it "
@@ -73,6 +78,20 @@ def run(args: argparse.Namespace) -> int:
     diagnosis = judge(pair)
     print(json.dumps(document(diagnosis, url)) if args.json else text(diagnosis, url))
     return int(diagnosis.finding.severity)
+
+
+def _look_on(url: str, before: Sample, seconds: float) -> list[Sample]:
+    """Looks at even distances in the seconds after `before`. One that fails is not missed."""
+    from .sample import fetch
+
+    looks: list[Sample] = []
+    end_s = before.at_s + seconds
+    while (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, seconds / LOOKS))
+        if time.monotonic() < end_s:
+            with suppress(ConfigError):
+                looks.append(fetch(url))
+    return looks
 
 
 def _examine_machine(args: argparse.Namespace) -> int:

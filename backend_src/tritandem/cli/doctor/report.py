@@ -58,7 +58,7 @@ def machine_document(diagnosis: MachineDiagnosis) -> dict[str, Any]:
 
 def evidence(s: Signals) -> Iterator[tuple[str, str]]:
     """The rows of the table; a signal that the server does not tell has none."""
-    yield "requests", f"{s.finished_per_s:.1f}/s finished, {s.running:.0f} running, {s.waiting:.0f} waiting throughout"
+    yield "requests", f"{s.finished_per_s:.1f}/s finished, {s.running:.0f} running, {s.waiting:.0f} waiting mostly"
     if s.rejected_share:
         yield "refused for lack of room", f"{s.rejected_share:.0%}"
     yield "generated tokens", f"{s.output_tokens_per_s:.0f}/s of finished requests"
@@ -68,10 +68,10 @@ def evidence(s: Signals) -> Iterator[tuple[str, str]]:
     yield from _times(("decode step", s.decode_step_s), ("launch of a step", s.launch_s))
     yield "idle between steps", f"{s.idle_gap_share:.1%} of the time"
     if s.kv_used_share is not None:
-        yield "KV blocks in use", f"{s.kv_used_share:.0%} throughout, {s.preemptions_per_s:.2f} preemptions/s"
+        yield "KV blocks in use", f"{s.kv_used_share:.0%} mostly, {s.preemptions_per_s:.2f} preemptions/s"
     if s.prefix_hit_share is not None:
         yield "prefix hits", f"{s.prefix_hit_share:.0%} of prompt tokens"
-    yield "sending", f"{s.send_busy:.2f} threads, {s.unsent_characters:.0f} characters unsent throughout"
+    yield "sending", f"{s.send_busy:.2f} threads, {s.unsent_characters:.0f} characters unsent mostly"
     if s.tokens_per_response is not None:
         yield "tokens in a response", f"{s.tokens_per_response:.1f}"
     yield "stalled clients", f"{s.stalled_clients:.0f}, {s.unsent_bytes / 1024:.0f} KiB unsent"

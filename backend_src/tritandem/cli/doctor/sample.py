@@ -1,4 +1,4 @@
-"""One look at a server's /metrics: every series by name and labels, and what two of them say about the time between.
+"""One look at a server's /metrics: every series by name and labels, and what several say about the time between.
 
 Knows nothing about what a metric means. `fetch` is the only thing here that does I/O.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import statistics
 import time
 import urllib.request
 from collections import defaultdict
@@ -52,10 +53,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two samples of one server."""
+    """Two samples of one server, and looks in between at what comes and goes."""
 
     before: Sample
     after: Sample
+    between: Sequence[Sample] = ()
 
     @property
     def seconds(self) -> float:
@@ -90,9 +92,10 @@ class Pair:
         count = self.gained(f"{histogram}_count", **labels)
         return self.gained(f"{histogram}_sum", **labels) / count if count else None
 
-    def throughout(self, gauge: str, **labels: str) -> float:
-        """What a gauge was at both ends at least."""
-        return min(self.before.total(gauge, **labels), self.after.total(gauge, **labels))
+    def mostly(self, gauge: str, **labels: str) -> float:
+        """What a gauge was in half of the looks at least; with two of them, in both."""
+        looks = (self.before, *self.between, self.after)
+        return statistics.median_low(sample.total(gauge, **labels) for sample in looks)
 
     def average(self, gauge: str) -> float | None:
         """The mean over both ends and all series; None where there is none."""

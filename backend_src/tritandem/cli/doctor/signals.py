@@ -27,7 +27,8 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Gauges are the lower of both ends ("throughout"), counters are per second; None: not known on this server."""
+    """Gauges are what they were in half of the looks at least ("mostly"), counters are per second; None: not known on
+    this server."""
 
     seconds: float
     # Requests
@@ -101,16 +102,16 @@ def read_signals(pair: Pair) -> Signals:
     looked_up = pair.gained(f.PREFIX_QUERY_TOKENS.name)
     return Signals(
         seconds=pair.seconds,
-        running=pair.throughout(f.REQUESTS_RUNNING.name),
-        waiting=pair.throughout(f.REQUESTS_WAITING.name) + pair.throughout(f.ENGINE_WAITING.name),
+        running=pair.mostly(f.REQUESTS_RUNNING.name),
+        waiting=pair.mostly(f.REQUESTS_WAITING.name) + pair.mostly(f.ENGINE_WAITING.name),
         finished_per_s=finished,
         rejected_share=rejected / finished if finished else 0.0,
         output_tokens_per_s=pair.rate(f.OUTPUT_TOKENS.name),
         ttft_s=pair.mean(f.TIME_TO_FIRST_TOKEN.name),
         tokenize_s=pair.mean(f.TOKENIZE.name),
         tokenizer_queue=_tokenizer_queue(pair),
-        sequences=pair.throughout(f.ENGINE_RUNNING.name),
-        sequence_limit=pair.throughout(f.SEQUENCE_LIMIT.name),
+        sequences=pair.mostly(f.ENGINE_RUNNING.name),
+        sequence_limit=pair.mostly(f.SEQUENCE_LIMIT.name),
         steps_per_s=pair.rate(f.ENGINE_STEPS.name),
         decode_step_s=pair.mean(f.DECODE_STEP.name),
         launch_s=pair.mean(f.GRAPH_LAUNCH.name, phase="decode"),
@@ -119,9 +120,9 @@ def read_signals(pair: Pair) -> Signals:
         preemptions_per_s=pair.rate(f.PREEMPTIONS.name),
         prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / looked_up if looked_up else None,
         send_busy=pair.rate(f"{f.SEND.name}_sum"),
-        unsent_characters=pair.throughout(f.UNSENT_CHARACTERS.name),
-        stalled_clients=pair.throughout(f.CLIENTS_STALLED.name),
-        unsent_bytes=pair.throughout(f.UNSENT_BYTES.name),
+        unsent_characters=pair.mostly(f.UNSENT_CHARACTERS.name),
+        stalled_clients=pair.mostly(f.CLIENTS_STALLED.name),
+        unsent_bytes=pair.mostly(f.UNSENT_BYTES.name),
         tokens_per_response=pair.mean(f.RESPONSE_TOKENS.name),
         components=_components(pair),
         server_cores=pair.average(f.SERVER_CORES.name),
@@ -144,15 +145,15 @@ def _tokenizer_queue(pair: Pair) -> float:
         pair.rate(f"{f.TOKENIZE_QUEUE_WAIT.name}_sum"),
     )
     waited = inside + pair.rate(TRITON_QUEUE_US, model="tokenizer") / 1e6
-    held = pair.throughout(f.TOKENIZATION_QUEUE.name) + pair.throughout(TRITON_PENDING, model="tokenizer")
+    held = pair.mostly(f.TOKENIZATION_QUEUE.name) + pair.mostly(TRITON_PENDING, model="tokenizer")
     return max(waited, held)
 
 
 def _kv_used_share(pair: Pair) -> float | None:
-    """Of the fullest engine, throughout."""
+    """Of the fullest engine, most of the time."""
     shares = []
     for engine in pair.after.by(f.KV_BLOCKS_FREE.name, "engine"):
-        used = pair.throughout(f.KV_BLOCKS_USED.name, engine=engine)
+        used = pair.mostly(f.KV_BLOCKS_USED.name, engine=engine)
         total = pair.after.total(f.KV_BLOCKS_USED.name, engine=engine) + pair.after.total(
             f.KV_BLOCKS_FREE.name, engine=engine
         )

@@ -147,7 +147,7 @@ def _memory(s: Signals) -> Finding | None:
     if s.preemptions_per_s >= MANY_PREEMPTIONS_PER_S:
         because = f"{s.preemptions_per_s:.1f} sequences a second are preempted, with {used:.0%} of the KV blocks in use"
     elif s.waiting >= 1 and (used >= FULL_KV_SHARE or (used >= HIGH_KV_SHARE and slots_left)):
-        because = f"{s.waiting:.0f} requests wait while {used:.0%} of the KV blocks are in use, throughout"
+        because = f"{s.waiting:.0f} requests wait while {used:.0%} of the KV blocks are in use, most of the time"
     else:
         return None
     return Finding(
