@@ -181,7 +181,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = 0
+    seed: int = 0  # a request that samples without one gets a random one where it is decoded, and keeps it
     logprobs: int | None = None
     ignore_eos: bool = False
 
@@ -192,9 +192,8 @@ class SamplingParams:
             if f.name not in _SAMPLING_RANGES or value is None:
                 continue
             low, high, allowed = _SAMPLING_RANGES[f.name]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-                raise InvalidRequest(f.name, value, allowed)
-            if not low <= value <= high:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and low <= value <= high):  # a NaN lies in no range
                 raise InvalidRequest(f.name, value, allowed)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p", self.top_p, _SAMPLING_RANGES["top_p"][2])
@@ -382,6 +381,7 @@ class Chunk:
     cumulative_logprob: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     stamps: Stamps | None = None  # set on the last chunk only
+    seed: int = 0
 
 
 class ResponseSink(Protocol):

@@ -117,6 +117,7 @@ class Answer:
             cached_tokens=int(_first(self._latest, "cached_tokens", 0)),
             cumulative_logprob=_first(self._latest, "cumulative_logprob", None),
             logprobs=tuple(self._logprobs),
+            seed=_first(self._latest, "used_seed", None),
             timings=self._timings(),
         )
 

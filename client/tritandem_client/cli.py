@@ -27,7 +27,7 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
     ("top_k", int, "sample among the k most likely tokens"),
     ("top_p", float, "sample within this share of the probability"),
     ("min_p", float, "drop tokens less likely than this share of the likeliest"),
-    ("seed", int, "fixes the random choices"),
+    ("seed", int, "fixes the random choices; without it every request makes others"),
     ("repetition_penalty", float, "1 is off"),
     ("presence_penalty", float, "0 is off"),
     ("frequency_penalty", float, "0 is off"),

@@ -24,7 +24,7 @@ class ClientCore:
     - `timeout_s`: for a whole request, retries included; None is no limit. A call's own `timeout_s` wins.
     - `retries`: how often a request is sent again that was Saturated, waiting as long as the server says, or whose
       connection failed before anything of the answer came: it may then run twice. Off by default.
-    - `report`: what to ask for beside the text; () for deployments that lack these inputs.
+    - `report`: what to ask for beside the text ("seed" too); () for deployments that lack these inputs.
     - `stop_on_close`: send a `stop` for the request id when a stream is broken off. None: where cancelling alone
       does not reach the server's work at once. That is any model but the direct one, and HTTP, where Triton notices a
       closed connection when it next sends something.

@@ -48,7 +48,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole answer. `outcome` is COMPLETED, STOPPED (by id) or CANCELLED (the stream was closed early)."""
+    """A whole answer. `outcome` is COMPLETED, STOPPED (by id) or CANCELLED (the stream was closed early).
+
+    `seed`: sent with the same request, it repeats the answer; None where the client's `report` does not ask for it.
+    """
 
     text: str
     finish_reason: str | None
@@ -59,6 +62,7 @@ class Result:
     cached_tokens: int = 0
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    seed: int | None = None
     timings: Timings = field(default_factory=Timings)
 
     def to_dict(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ INPUT_TYPES: dict[str, str] = {
     "return_num_output_tokens": "BOOL",
     "return_cumulative_logprob": "BOOL",
     "return_logprobs": "BOOL",
+    "return_seed": "BOOL",
 }
 
 # struct's letter of each fixed-size type, little-endian.

@@ -25,6 +25,15 @@ def test_generate_gives_the_whole_answer_with_counts_and_stamps(way: Any) -> Non
     assert 0 < result.timings.ttft_s <= result.timings.total_s
 
 
+def test_the_seed_is_asked_for_by_report(way: Any) -> None:
+    answer = {**last("Paris.", 3), "used_seed": ("UINT64", [2**53 - 1])}
+    server, client = way.connect(saying(answer), report=("seed",))
+    assert client.generate("x").seed == 2**53 - 1
+    assert server.visitors.requests[0].inputs["return_seed"] == [True]
+    _, silent = way.connect(saying(last("Paris.", 3)))
+    assert silent.generate("x").seed is None
+
+
 def test_stream_gives_every_chunk_in_order_and_then_the_result(way: Any) -> None:
     _, client = way.connect(streaming())
     stream = client.stream("The capital of France is")

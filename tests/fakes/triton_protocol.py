@@ -30,6 +30,7 @@ ONE_VALUE = {
     "return_num_output_tokens": "BOOL",
     "return_cumulative_logprob": "BOOL",
     "return_logprobs": "BOOL",
+    "return_seed": "BOOL",
 }
 MANY_VALUES = {"input_ids": "INT32", "stop_words": "BYTES", "bad_words": "BYTES"}
 PARAMETERS = {"messages": str, "priority_class": str, "deadline_ms": int, "tenant": str, "traceparent": str}

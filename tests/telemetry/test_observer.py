@@ -104,6 +104,16 @@ def test_the_log_line_tells_every_stage_in_ms_after_arrival() -> None:
         "finished_ms": 140.0,
     }
     assert "trace_id" not in line
+    assert "seed" not in line, "nothing was drawn"
+
+
+def test_the_log_line_names_the_seed_of_what_was_drawn() -> None:
+    lines: list[str] = []
+    observer = RequestObserver(Registry(), lines.append)
+    observer.finished(record(seed=0))
+    observer.finished(record(seed=2**53 - 1))
+    observer.write_log()
+    assert [json.loads(line)["seed"] for line in lines] == [0, 2**53 - 1]
 
 
 def test_the_log_line_has_the_walls_clock_and_the_trace_to_look_for() -> None:

@@ -58,6 +58,23 @@ def test_asking_for_sampling_without_a_temperature_means_temperature_one(asking:
     assert sampled(**asking, temperature=0).sampling.greedy
 
 
+def test_every_request_that_samples_without_a_seed_gets_its_own() -> None:
+    seeds = [sampled(temperature=1.0).sampling.seed for _ in range(1000)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**53 for seed in seeds), "a reader of JSON may round larger numbers"
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
+def test_a_seed_that_is_given_is_kept(seed: int) -> None:
+    assert request(PROMPT | {"seed": one(seed, np.uint64)}).sampling.seed == seed
+    assert sampled(temperature=1.0, seed=seed).sampling.seed == seed
+
+
+def test_greedy_requests_draw_no_seed() -> None:
+    assert request(PROMPT).sampling == request(PROMPT).sampling
+    assert sampled(temperature=0, top_p=0.5).sampling.seed == 0
+
+
 @pytest.mark.parametrize("neutral", [{"top_k": 1}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"min_p": 0}])
 def test_neutral_values_stay_greedy(neutral: dict[str, Any]) -> None:
     assert sampled(**neutral).sampling.greedy

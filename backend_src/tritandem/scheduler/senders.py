@@ -101,6 +101,7 @@ class Senders:
             cumulative_logprob=parcel.cumulative_logprob,
             logprobs=parcel.logprobs,
             stamps=ticket.stamps(self._clock()) if ended_well else None,
+            seed=ticket.request.sampling.seed,
         )
 
 

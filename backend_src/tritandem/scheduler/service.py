@@ -261,6 +261,7 @@ class SchedulerService:
             engine=ticket.engine_name,
             error="" if ending.error is None else ending.error.public_message(),
             trace_parent=request.trace_parent,
+            seed=None if request.sampling.greedy else request.sampling.seed,
         )
 
 

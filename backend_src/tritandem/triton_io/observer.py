@@ -131,6 +131,8 @@ def log_line(record: FinishedRequest, clock_offset_ns: int) -> str:
         "responses": record.num_responses,
         **after_ms,
     }
+    if record.seed is not None:
+        line["seed"] = record.seed
     if record.trace_parent:
         line["trace_id"] = record.trace_parent.split("-")[1]
     if record.error:

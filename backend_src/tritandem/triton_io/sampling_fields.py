@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
 from .tensor_values import Inputs
 
 MAX_JSON_CHARS = 1 << 20
+SEED_BITS = 53  # of a random seed: what every reader of JSON keeps, so that it can be sent back
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class SamplingFields:
     end_id: int | None = None
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Apply the defaults: greedy unless sampling was asked for. Raises InvalidRequest."""
+        """Apply the defaults: greedy unless sampling was asked for, a random seed for who samples without one.
+
+        Raises InvalidRequest.
+        """
         numbers = dict(self.numbers)
         numbers.setdefault("max_tokens", max_tokens)
         numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
@@ -48,6 +53,8 @@ class SamplingFields:
             numbers["top_k"] = 0
         if numbers.get("logprobs") is None:
             numbers["logprobs"] = logprobs
+        if numbers["temperature"]:
+            numbers.setdefault("seed", secrets.randbits(SEED_BITS))
         return SamplingParams(**numbers)
 
 

@@ -56,7 +56,7 @@ SAMPLING_INPUTS = (
     _one("repetition_penalty", "FP32", "1", "0.01..100", "divides the logits of tokens seen before; 1 is off"),
     _one("presence_penalty", "FP32", "0", "-2..2", "subtracted once from generated tokens' logits"),
     _one("frequency_penalty", "FP32", "0", "-2..2", "subtracted for each earlier occurrence"),
-    _one("seed", "UINT64", "0", "0..2^63 - 1", "fixes the random stream of this request"),
+    _one("seed", "UINT64", "a random one", "0..2^63 - 1", "fixes the random stream; greedy requests draw nothing"),
 )
 
 WORD_INPUTS = (
@@ -80,6 +80,7 @@ OUTPUT_INPUTS = (
     _one("return_cumulative_logprob", "BOOL", "false", "true, false", "cumulative_logprob on each response"),
     _one("return_logprobs", "BOOL", "false", "true, false", "logprobs on each response"),
     _one("return_log_probs", "BOOL", "false", "true, false", "cum_log_probs and output_log_probs on each response"),
+    _one("return_seed", "BOOL", "false", "true, false", "used_seed on the last response"),
 )
 
 SERVICE_INPUTS = (
@@ -101,7 +102,7 @@ NEUTRAL_INPUTS = (
 # Older names of the same thing; giving both with different values is refused.
 ALIAS_INPUTS = (
     _one("min_length", "INT32", "0", "as min_tokens", "older name of min_tokens"),
-    _one("random_seed", "UINT64", "0", "as seed", "older name of seed"),
+    _one("random_seed", "UINT64", "a random one", "as seed", "older name of seed"),
 )
 ALIASES = {"min_length": "min_tokens", "random_seed": "seed"}
 
@@ -126,6 +127,7 @@ OUTPUTS: tuple[PublicTensor, ...] = (
     _one("logprobs", "BYTES", "", "JSON list", "when asked: per token {id: {logprob, rank, decoded_token}}"),
     _one("cum_log_probs", "FP32", "", "", "with return_log_probs: as cumulative_logprob"),
     PublicTensor("output_log_probs", "FP32", (1, -1), "", "", "with return_log_probs: of this response's tokens"),
+    _one("used_seed", "UINT64", "", "", "with return_seed: what as the input seed repeats this answer"),
     _one("outcome", "BYTES", "", "COMPLETED, STOPPED", "last response; other outcomes are error responses"),
     _one("cached_tokens", "UINT32", "", "", "last response: prompt tokens found in the prefix cache"),
     PublicTensor("stamps", "INT64", (STAMP_COUNT,), "", "", "last response: monotonic ns of each stage, or 0"),
@@ -139,6 +141,7 @@ OUTPUTS_OF_FLAG = {
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_logprobs": ("logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
+    "return_seed": ("used_seed",),
 }
 
 # Custom request parameters. Triton keeps `priority` and `timeout` for itself: they never arrive here.

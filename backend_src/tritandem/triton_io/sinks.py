@@ -127,6 +127,8 @@ class TritonSink:
         arrays: dict[str, Any] = {"cached_tokens": np.array([chunk.cached_tokens], np.uint32)}
         if "finish_reason" in self._returns.names and chunk.finish_reason is not None:
             arrays["finish_reason"] = _text(chunk.finish_reason.value)
+        if "used_seed" in self._returns.names:
+            arrays["used_seed"] = np.array([chunk.seed], np.uint64)
         if chunk.outcome is not None:
             arrays["outcome"] = _text(chunk.outcome.value)
         if chunk.stamps is not None:

@@ -1,0 +1,26 @@
+"""The seed of an answer goes back to who asked for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tritandem.contracts import Chunk, FinishReason, Outcome, OutputOptions
+from tritandem.triton_io.finished_calls import FinishedCalls
+from tritandem.triton_io.request_decoder import ReturnOptions
+from tritandem.triton_io.sinks import TritonSink
+
+SEED = 2**63 - 1
+
+
+def test_the_seed_comes_last_and_only_when_asked_for() -> None:
+    for names in ({"used_seed"}, set()):
+        sender = pb_utils.ResponseSender()
+        returns = ReturnOptions(OutputOptions(stream=True), frozenset(names))
+        sink = TritonSink(sender, returns, ["text_output", "used_seed"], str, FinishedCalls())
+        sink.send(Chunk("a", 1, seed=SEED))
+        sink.finish(Chunk("!", 1, FinishReason.LENGTH, Outcome.COMPLETED, seed=SEED))
+        first, last = (response.arrays() for response in sender.wait_end())
+        assert "used_seed" not in first
+        assert ("used_seed" in last) == bool(names)
+        if names:
+            assert (last["used_seed"].dtype, last["used_seed"].tolist()) == (np.uint64, [SEED])
