@@ -75,6 +75,7 @@ class SchedulerConfig:
     reserve_for_higher_classes: bool = True  # a lower class leaves as many places as higher ones have lately used
     fair_share: bool = True  # tenants share by served tokens
     prefix_affinity: bool = True
+    prefix_cache_scope: str = "tenant"  # tenant: nobody learns from `cached_tokens` what another sent | shared
     dynamic_batch: bool = True
     target_inter_token_s: float = 0.05
     tick_s: float = 0.001  # requests that arrive within one tick travel in one submit
@@ -165,7 +166,10 @@ _CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
         "dtype": ("auto", "bfloat16", "float16", "float32"),
         "graph_capture": ("start", "lazy"),
     },
-    SchedulerConfig: {"default_priority": ("interactive", "normal", "batch")},
+    SchedulerConfig: {
+        "default_priority": ("interactive", "normal", "batch"),
+        "prefix_cache_scope": ("tenant", "shared"),
+    },
     PlacementConfig: {"policy": ("auto", "explicit", "off")},
 }
 

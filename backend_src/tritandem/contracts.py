@@ -68,11 +68,8 @@ class FinishCode(IntEnum):
         return _REASON_OF_CODE[self]
 
 
-_REASON_OF_CODE = {
-    FinishCode.STOP: FinishReason.STOP,
-    FinishCode.LENGTH: FinishReason.LENGTH,
-    FinishCode.CANCELLED: FinishReason.CANCELLED,
-    FinishCode.ERROR: FinishReason.ERROR,
+_REASON_OF_CODE: dict[FinishCode, FinishReason] = {
+    code: FinishReason[code.name] for code in FinishCode if code is not FinishCode.RUNNING
 }
 
 
@@ -266,6 +263,7 @@ class EngineRequest:
     sampling: SamplingParams
     stop_ids: tuple[int, ...] = ()  # end tokens included; at most MAX_STOP_TOKEN_IDS
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prefix_salt: int = 0  # int64; sequences share cached prefixes only where these are equal
 
 
 # --------------------------------------------------------------------------------------------------

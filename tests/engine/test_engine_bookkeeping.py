@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from engine_rig import Rig
 from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
 from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
-from tritandem.engine.kv_blocks import ROOT_HASH, chain_hash
+from tritandem.engine.kv_blocks import chain_hash, root_hash
 from tritandem.engine.sequence import SequenceState
 
 
@@ -72,6 +74,16 @@ def test_a_prompt_that_is_cached_to_its_last_block_still_computes_one_token() ->
     assert answer.tokens == expected_output(prompt, 3)
 
 
+def test_a_prefix_of_another_salt_is_not_found() -> None:
+    rig = Rig(ArithmeticRunner(num_slots=1, num_blocks=40))
+    prompt = list(range(16))
+    salts = [0, 7, 7, -7, 0]
+    requests = [replace(make_request(i, prompt, 3), prefix_salt=salt) for i, salt in enumerate(salts)]
+    answers = [rig.run([request])[request.seq_id] for request in requests]
+    assert [answer.cached_tokens for answer in answers] == [0, 0, 12, 0, 12]
+    assert all(answer.tokens == expected_output(prompt, 3) for answer in answers)
+
+
 def test_block_names_do_not_depend_on_when_they_are_asked_for() -> None:
     request = EngineRequest(1, np.arange(10, dtype=np.int32), SamplingParams(max_tokens=20))
 
@@ -86,7 +98,7 @@ def test_block_names_do_not_depend_on_when_they_are_asked_for() -> None:
     grown.output_ids += range(102, 110)
     names = grown.block_hashes(4, 5)
     assert names == sequence(10).block_hashes(4, 5)
-    parent = ROOT_HASH
+    parent = root_hash(0)
     for start in range(0, 20, 4):
         ids = [*range(10), *range(100, 110)][start : start + 4]
         parent = chain_hash(parent, np.array(ids, np.int32).tobytes())

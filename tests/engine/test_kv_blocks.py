@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tritandem.engine.kv_blocks import ROOT_HASH, BlockPool, chain_hash
+from tritandem.engine.kv_blocks import BlockPool, chain_hash, root_hash
 
 
 def test_the_null_block_is_never_handed_out() -> None:
@@ -29,9 +29,9 @@ def test_freeing_twice_is_a_defect() -> None:
 
 def test_a_hash_names_the_content_and_everything_before_it() -> None:
     a, b = b"ab", b"cd"
-    assert chain_hash(chain_hash(ROOT_HASH, a), b) == chain_hash(chain_hash(ROOT_HASH, bytes(a)), bytes(b))
-    assert chain_hash(chain_hash(ROOT_HASH, a), b) != chain_hash(ROOT_HASH, b)
-    assert chain_hash(ROOT_HASH, a) != chain_hash(ROOT_HASH, b)
+    assert chain_hash(chain_hash(root_hash(0), a), b) == chain_hash(chain_hash(root_hash(0), bytes(a)), bytes(b))
+    assert chain_hash(chain_hash(root_hash(0), a), b) != chain_hash(root_hash(0), b)
+    assert chain_hash(root_hash(0), a) != chain_hash(root_hash(0), b)
 
 
 def test_the_longest_unused_content_is_given_up_first_and_tails_before_heads() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from fakes.engine_port import FakeEngine, answer_tokens
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
@@ -68,15 +69,41 @@ def test_equal_engines_share_by_sequences() -> None:
 
 def test_prefixes_are_found_to_the_piece_and_oldest_are_forgotten_first() -> None:
     prefixes, ids = PrefixMap(), np.arange(10 * PIECE_TOKENS + 1, dtype=np.int32)
-    prefixes.remember(prefix_hashes(ids))
-    assert prefixes.cached_tokens(prefix_hashes(ids)) == 10 * PIECE_TOKENS
+    prefixes.remember(prefix_hashes(ids, 0))
+    assert prefixes.cached_tokens(prefix_hashes(ids, 0)) == 10 * PIECE_TOKENS
     changed = ids.copy()
     changed[3 * PIECE_TOKENS] = -1
-    assert prefixes.cached_tokens(prefix_hashes(changed)) == 3 * PIECE_TOKENS
-    assert prefixes.cached_tokens(prefix_hashes(ids[: 5 * PIECE_TOKENS])) == 4 * PIECE_TOKENS, "the last id is computed"
+    assert prefixes.cached_tokens(prefix_hashes(changed, 0)) == 3 * PIECE_TOKENS
+    assert prefixes.cached_tokens(prefix_hashes(ids[: 5 * PIECE_TOKENS], 0)) == 4 * PIECE_TOKENS, (
+        "the last id is computed"
+    )
     for i in range(MAX_REMEMBERED // 10 + 1):
-        prefixes.remember(prefix_hashes(ids + 1000 * (i + 1)))
-    assert prefixes.cached_tokens(prefix_hashes(ids)) == 0
+        prefixes.remember(prefix_hashes(ids + 1000 * (i + 1), 0))
+    assert prefixes.cached_tokens(prefix_hashes(ids, 0)) == 0
+
+
+def test_prefixes_of_another_salt_are_strangers() -> None:
+    prefixes, ids = PrefixMap(), np.arange(3 * PIECE_TOKENS + 1, dtype=np.int32)
+    prefixes.remember(prefix_hashes(ids, 5))
+    assert [prefixes.cached_tokens(prefix_hashes(ids, salt)) for salt in (5, 0, 6)] == [3 * PIECE_TOKENS, 0, 0]
+
+
+@pytest.mark.parametrize("scope", ["tenant", "shared"])
+def test_cached_prefixes_are_shared_within_a_tenant_only_unless_the_operator_says_otherwise(
+    start: Start, scope: str
+) -> None:
+    engine = FakeEngine()
+    running, salts = start([engine], prefix_cache_scope=scope), []
+    for i, tenant in enumerate(("", "a", "b", "a", "\ud83d", "")):
+        running.service.submit(request(i + 1, max_tokens=1, tenant=tenant), sink := RecordingSink())
+        sink.wait_end()
+        salts.append(engine.submits[-1][0].prefix_salt)
+    if scope == "shared":
+        assert salts == [0] * 6
+    else:
+        assert (salts[0], salts[5]) == (0, 0)
+        assert salts[1] == salts[3]
+        assert len(set(salts)) == 4
 
 
 def test_requests_of_one_tick_travel_in_one_submit_and_a_lone_one_at_once(start: Start) -> None:

@@ -124,7 +124,7 @@ def test_only_so_many_stops_are_remembered() -> None:
 def test_a_bug_met_on_arrival_fails_that_request_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start([FakeEngine()])
     with monkeypatch.context() as patch:
-        patch.setattr(core, "prefix_hashes", lambda ids: 1 // 0)
+        patch.setattr(core, "prefix_hashes", lambda ids, salt: 1 // 0)
         running.service.submit(request(3), broken := RecordingSink())
         broken.wait_end()
     assert broken.error is not None

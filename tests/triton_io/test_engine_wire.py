@@ -43,6 +43,7 @@ requests = st.builds(
     sampling=sampling,
     stop_ids=st.lists(st.integers(0, 50_000), max_size=16).map(tuple),
     bad_words=st.lists(st.lists(st.integers(0, 50_000), min_size=1, max_size=8).map(tuple), max_size=4).map(tuple),
+    prefix_salt=st.integers(-(2**63), 2**63 - 1),
 )
 
 
@@ -55,11 +56,12 @@ def test_requests_survive_the_hop_bit_by_bit(sent: list[EngineRequest]) -> None:
     assert len(arrived) == len(sent)
     for one, other in zip(sent, arrived, strict=True):
         assert np.array_equal(one.prompt_ids, other.prompt_ids)
-        assert (one.seq_id, one.sampling, one.stop_ids, one.bad_words) == (
+        assert (one.seq_id, one.sampling, one.stop_ids, one.bad_words, one.prefix_salt) == (
             other.seq_id,
             other.sampling,
             other.stop_ids,
             other.bad_words,
+            other.prefix_salt,
         )
 
 

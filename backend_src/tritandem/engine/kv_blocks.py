@@ -11,7 +11,11 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 NULL_BLOCK = 0
-ROOT_HASH = b""
+
+
+def root_hash(salt: int) -> bytes:
+    """Parent of a prompt's first block: prompts of different salts (int64) have no block name in common."""
+    return salt.to_bytes(8, "little", signed=True) if salt else b""
 
 
 def chain_hash(parent: bytes, content: bytes) -> bytes:

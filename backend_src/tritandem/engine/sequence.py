@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..contracts import EngineRequest, FinishCode, Float32Array, Int32Array
-from .kv_blocks import ROOT_HASH, chain_hash
+from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1
 
@@ -107,7 +107,7 @@ class SequenceState:
         if known < count:
             content = self._content(known * block_tokens, count * block_tokens)
             block_bytes = len(content) // (count - known)
-            parent = self._hashes[-1] if self._hashes else ROOT_HASH
+            parent = self._hashes[-1] if self._hashes else root_hash(self.request.prefix_salt)
             for start in range(0, len(content), block_bytes):
                 parent = chain_hash(parent, content[start : start + block_bytes])
                 self._hashes.append(parent)

@@ -24,7 +24,7 @@ from .policy.prefix import head_start_ns
 from .policy.reserve import may_start
 from .policy.waiting import PolicyConfig, Waiting
 from .ports import EngineStatus, SchedulerSnapshot
-from .prefix_map import prefix_hashes
+from .prefix_map import prefix_hashes, tenant_salt
 from .recent_demand import RecentDemand
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
@@ -86,8 +86,9 @@ class SchedulerCore:
             ticket.deadline_ns = ticket.received_ns + int(self._config.default_deadline_s * 1e9)
         if ticket.deadline_ns is not None:
             heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.number, ticket))
+        ticket.prefix_salt = tenant_salt(request.tenant, self._config.prefix_cache_scope)
         if self._config.prefix_affinity:
-            ticket.prefix_hashes = prefix_hashes(request.input_ids)
+            ticket.prefix_hashes = prefix_hashes(request.input_ids, ticket.prefix_salt)
         cached_tokens = max((book.prefixes.cached_tokens(ticket.prefix_hashes) for book in self._up()), default=0)
         ticket.entry = Waiting(
             number=ticket.number,

@@ -296,7 +296,9 @@ class EngineLink:
 
 def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
     request = ticket.request
-    return EngineRequest(seq_id, request.input_ids, request.sampling, request.stop_ids, request.bad_words)
+    return EngineRequest(
+        seq_id, request.input_ids, request.sampling, request.stop_ids, request.bad_words, ticket.prefix_salt
+    )
 
 
 def _unreadable(error: Exception) -> EngineFailed:

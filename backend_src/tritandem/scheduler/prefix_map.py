@@ -6,6 +6,8 @@ first; knows nothing about blocks, and nothing about evictions inside the engine
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections import OrderedDict
 
 from ..contracts import Int32Array
@@ -13,11 +15,24 @@ from ..contracts import Int32Array
 PIECE_TOKENS = 64
 MAX_PIECES = 128  # of one prompt: longer common beginnings do not change the choice
 MAX_REMEMBERED = 32_768
+_SALT_KEY = secrets.token_bytes(16)  # of this process: nobody can look for a tenant's name with another one's salt
 
 
-def prefix_hashes(prompt_ids: Int32Array) -> list[int]:
+def tenant_salt(tenant: str, scope: str) -> int:
+    """int64 that the names of a tenant's prefixes begin with, here and in the engine's cache.
+
+    0 with the scope "shared", and for requests that name no tenant: those share.
+    """
+    if scope == "shared" or not tenant:
+        return 0
+    name = tenant.encode("utf-8", "surrogatepass")  # half a character, which JSON can write, is one too
+    digest = hashlib.blake2b(name, digest_size=8, key=_SALT_KEY).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def prefix_hashes(prompt_ids: Int32Array, salt: int) -> list[int]:
     """Hash i stands for the first (i + 1) * PIECE_TOKENS ids; the last id never counts, it is always computed."""
-    hashes, chain = [], 0
+    hashes, chain = [], salt
     for piece in range(min((len(prompt_ids) - 1) // PIECE_TOKENS, MAX_PIECES)):
         chain = hash((chain, prompt_ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS].tobytes()))
         hashes.append(chain)

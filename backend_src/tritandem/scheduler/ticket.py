@@ -40,6 +40,7 @@ class Ticket:
         "number",
         "prefilling_tokens",
         "prefix_hashes",
+        "prefix_salt",
         "prompt_text",
         "queued",
         "received_ns",
@@ -69,6 +70,7 @@ class Ticket:
         self.dispatched_ns = 0
         self.prefilling_tokens = 0  # while handed over without a token: those its engine must compute
         self.prefix_hashes: list[int] = []
+        self.prefix_salt = 0
         # desk
         self.life = Life()
         self.engine_name = ""

@@ -62,7 +62,8 @@ class WireBatch:
 _SAMPLING = tuple(f.name for f in fields(SamplingParams))
 _FLOATS = frozenset(("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
 _NONE = -1  # logprobs: not asked for
-_ROW = 4 + len(_SAMPLING)  # seq_id, prompt tokens, stop ids, bad words, sampling
+_HEAD = 5  # seq_id, prompt tokens, stop ids, bad words, prefix salt
+_ROW = _HEAD + len(_SAMPLING)
 
 
 def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Array]:
@@ -71,14 +72,15 @@ def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Arr
     word_lengths: list[int] = []
     parts: list[Int32Array] = []
     for row, request in zip(rows, requests, strict=True):
-        row[:4] = request.seq_id, len(request.prompt_ids), len(request.stop_ids), len(request.bad_words)
-        row[4:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
+        lengths = (len(request.prompt_ids), len(request.stop_ids), len(request.bad_words))
+        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
+        row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
         word_lengths.extend(len(word) for word in request.bad_words)
         parts.append(request.prompt_ids)
         parts.append(np.array([*request.stop_ids, *(i for word in request.bad_words for i in word)], np.int32))
     # Every part int64 by itself: an empty list would count as float64, in which long integers lose their end.
-    head, lengths = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(word_lengths, np.int64)
-    header: Int64Array = np.concatenate((head, rows.reshape(-1), lengths))
+    head, tail = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(word_lengths, np.int64)
+    header: Int64Array = np.concatenate((head, rows.reshape(-1), tail))
     return header, np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
 
 
@@ -96,9 +98,9 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
 
     requests = []
     for row in rows:
-        seq_id, prompt_tokens, stop_ids, bad_words = (int(value) for value in row[:4])
+        seq_id, prompt_tokens, stop_ids, bad_words, prefix_salt = (int(value) for value in row[:_HEAD])
         sampling: dict[str, Any] = {
-            name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[4:], strict=True)
+            name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[_HEAD:], strict=True)
         }
         requests.append(
             EngineRequest(
@@ -107,6 +109,7 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
                 sampling=SamplingParams(**sampling),
                 stop_ids=tuple(take(stop_ids).tolist()),
                 bad_words=tuple(tuple(take(next(word_lengths)).tolist()) for _ in range(bad_words)),
+                prefix_salt=prefix_salt,
             )
         )
     return requests

@@ -149,7 +149,7 @@ PARAMETERS = {
     "messages": "JSON list of {role, content}: a chat, instead of text_input",
     "priority_class": "as the input priority",
     "deadline_ms": "as the input deadline_ms",
-    "tenant": "whose fair share this counts against, at most 128 characters",
+    "tenant": "whose fair share this counts against and whose cached prefixes it shares, at most 128 characters",
     "traceparent": "W3C trace context of the caller's span; the request's spans are put below it",
     "request_id": "the request's id where the protocol carries none (HTTP), at most 256 characters",
     "id": "as request_id: what Triton makes of the key `id` of an HTTP body",
