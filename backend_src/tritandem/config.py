@@ -72,6 +72,9 @@ class SchedulerConfig:
     default_priority: str = "normal"  # interactive | normal | batch
     ageing_s: float = 10.0  # waiting this long lifts a request by one priority class
     default_deadline_s: float = 0.0  # 0: none
+    # No request takes longer, waiting included (0: none): Triton does not always say that a client has gone. Half an
+    # hour is 36,000 tokens at `target_inter_token_s`.
+    max_request_s: float = 1800.0
     reserve_for_higher_classes: bool = True  # a lower class leaves as many places as higher ones have lately used
     fair_share: bool = True  # tenants share by served tokens
     prefix_affinity: bool = True

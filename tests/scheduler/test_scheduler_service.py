@@ -134,6 +134,21 @@ def test_a_bug_met_on_arrival_fails_that_request_alone(start: Start, monkeypatch
     assert sound.error is None
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "words"),
+    [(None, "not complete within 0.05 s"), (60.0, "(max_request_s)"), (0.01, "the deadline")],
+)
+def test_no_request_takes_longer_than_the_operator_allows(start: Start, deadline_s: float | None, words: str) -> None:
+    engine, sink = FakeEngine(automatic=False), RecordingSink()
+    running, now_ns = start([engine], max_request_s=0.05), time.monotonic_ns()
+    deadline_ns = None if deadline_s is None else now_ns + int(deadline_s * 1e9)
+    running.service.submit(request(3, received_ns=now_ns, deadline_ns=deadline_ns), sink)
+    sink.wait_end()
+    assert sink.error is not None
+    assert (sink.error.outcome, words in str(sink.error)) == (Outcome.EXPIRED, True)
+    wait_until(lambda: running.service.snapshot().running == 0)
+
+
 def test_deadlines_of_requests_that_ended_in_time_are_not_kept_for_ever(start: Start) -> None:
     running = start([FakeEngine()], max_queued_requests=10_000)
     core = running.service._core

@@ -84,8 +84,8 @@ class SchedulerCore:
             return
         if ticket.deadline_ns is None and self._config.default_deadline_s > 0:
             ticket.deadline_ns = ticket.received_ns + int(self._config.default_deadline_s * 1e9)
-        if ticket.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (ticket.deadline_ns, ticket.number, ticket))
+        if (due_ns := self._due_ns(ticket)) is not None:
+            heapq.heappush(self._deadlines, (due_ns, ticket.number, ticket))
         ticket.prefix_salt = tenant_salt(request.tenant, self._config.prefix_cache_scope)
         if self._config.prefix_affinity:
             ticket.prefix_hashes = prefix_hashes(request.input_ids, ticket.prefix_salt)
@@ -260,8 +260,19 @@ class SchedulerCore:
     def _total_load(self) -> LoadSnapshot:
         return total_load([book.link.load for book in self._up()])
 
+    def _due_ns(self, ticket: Ticket) -> int | None:
+        """When it must have ended: its deadline, or the longest that any request may take."""
+        longest_ns = int(self._config.max_request_s * 1e9)
+        dues_ns = [ticket.deadline_ns, ticket.received_ns + longest_ns if longest_ns else None]
+        return min((due_ns for due_ns in dues_ns if due_ns is not None), default=None)
+
     def _expire(self, ticket: Ticket) -> None:
-        self._desk.end(ticket, ended_by_error(DeadlineExpired("the deadline passed before the answer was complete")))
+        if ticket.deadline_ns is not None and ticket.deadline_ns == self._due_ns(ticket):
+            error = DeadlineExpired("the deadline passed before the answer was complete")
+        else:
+            longest_s = self._config.max_request_s
+            error = DeadlineExpired(f"not complete within {longest_s:g} s, which no request may exceed (max_request_s)")
+        self._desk.end(ticket, ended_by_error(error))
 
     def _enqueue(self, ticket: Ticket, entry: Waiting, now_ns: int) -> None:
         self._queue.push(entry, ticket, now_ns)
