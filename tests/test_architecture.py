@@ -14,6 +14,7 @@ TIERS = {
     "contracts": 0,
     "config": 0,
     "host": 0,
+    "model_facts": 1,
     "telemetry": 1,
     "placement": 1,
     "tokenizer": 2,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tritandem.models.fetch import fetched
 from tritandem.tokenizer import pretokenizers
 from tritandem.tokenizer.token_text import byte_alphabet
 
@@ -49,8 +50,8 @@ def smollm2_folder() -> Path:
     Raises Unavailable.
     """
     named = os.environ.get("TRITANDEM_TEST_MODEL")
-    folder = Path(named) if named else cache_folder().parent / "models" / "smollm2"
-    if not (folder / "tokenizer.json").is_file():
+    folder = Path(named) if named else fetched("smollm2")
+    if folder is None or not (folder / "tokenizer.json").is_file():
         raise Unavailable(f"no tokenizer.json in {folder}; run `tritandem model fetch smollm2`")
     return folder
 

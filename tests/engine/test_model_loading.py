@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from engine_rig import CONFIGS, VOCAB, Rig, generate, reference_model, request
-from tiny_gguf import write_gguf
+from engine_rig import CONFIGS, VOCAB, generate, reference_model, request
+from safetensors.torch import load_file, save_file
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
 from tritandem.engine.cpu_runner import CpuRunner
@@ -58,13 +59,6 @@ def test_a_folder_gives_the_tokens_of_transformers(llama_folder: Path) -> None:
         service.close()
     assert tokens == generate("llama", range(9), 12)
     assert any("loading weights" in message for message in progress)
-
-
-def test_a_gguf_file_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path, reference_model("llama"))
-    runner = CpuRunner(load_model(path, CPU, silent), CPU)
-    assert Rig(runner).run([request(0, range(9))])[0].tokens == generate("llama", range(9), 12)
 
 
 def test_random_weights_come_from_the_configuration_and_the_seed(tmp_path: Path) -> None:
@@ -132,7 +126,11 @@ def test_rotary_embeddings_that_follow_the_batch_are_held_and_the_context_ends_t
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("missing.gguf", "no such GGUF file"), ("/missing/folder", "no such model folder"), (".", "no config.json")],
+    [
+        ("missing.gguf", "No such file"),
+        ("/missing/folder", "no such model folder"),
+        (".", "no config.json"),
+    ],
 )
 def test_a_missing_model_is_named(tmp_path: Path, path: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -150,7 +148,74 @@ def test_missing_weights_are_refused_instead_of_invented(tmp_path: Path) -> None
     weights = dict(reference_model("llama").state_dict())
     del weights["model.layers.1.mlp.up_proj.weight"]
     reference_model("llama").save_pretrained(tmp_path, state_dict=weights)
-    with pytest.raises(ConfigError, match=r"1 weights are missing, model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ConfigError, match=r"weights are missing \(1\): model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(tmp_path, CPU, silent)
+
+
+def _with_config(folder: Path, **changes: Any) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+
+
+def _with_weight(folder: Path, name: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, name: torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+UNUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a layer": (lambda folder: _with_config(folder, num_hidden_layers=1), r"\(9\): model\.layers\.1\."),
+    "biases": (
+        lambda folder: _with_weight(folder, "model.layers.0.self_attn.q_proj.bias"),
+        r"\(1\): model\.layers\.0\.self_attn\.q_proj\.bias",
+    ),
+    "a value head": (lambda folder: _with_weight(folder, "v_head.weight"), r"\(1\): v_head\.weight"),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), UNUSED.values(), ids=UNUSED.keys())
+def test_weights_that_the_configuration_has_no_use_for_are_refused(
+    tmp_path: Path, change: Callable[[Path], None], named: str
+) -> None:
+    reference_model("llama").save_pretrained(tmp_path)
+    change(tmp_path)
+    with pytest.raises(ConfigError, match=rf"weights are not used by the model .* {named}"):
+        load_model(tmp_path, CPU, silent)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
+def test_what_follows_from_the_configuration_may_stand_in_the_file(tmp_path: Path, name: str) -> None:
+    """Frequencies, as older files have them, and a head that is the embedding once more."""
+    config = CONFIGS["llama"]()
+    config.tie_word_embeddings = True
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    further = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}.get(name, torch.zeros(6))
+    save_file({**weights, name: further}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(tmp_path, CPU, silent).model
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
+def test_layers_that_the_architecture_ignores_by_declaration_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Layer 92 predicts a second token; nobody asks it."""
+    config = transformers.Glm4MoeConfig(
+        **SMALL,
+        head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        n_group=1,
+        topk_group=1,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    _with_weight(tmp_path, "model.layers.92.eh_proj.weight")
+    assert load_model(tmp_path, CPU, silent).layers
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    reference_model("llama").save_pretrained(tmp_path)
+    _with_config(tmp_path, intermediate_size=64)
+    with pytest.raises(ConfigError, match=r"another shape .*down_proj\.weight \(48, 80\) instead of \(48, 64\)"):
         load_model(tmp_path, CPU, silent)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter, quants
+from tritandem.host import Refusal
+from tritandem.models.fetch import fetch_gguf
 from tritandem.models.gguf import convert, end_token_ids
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 64, 96, 4, 2
@@ -22,8 +24,8 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(shifted)) for byte in range(256)]
 
 
-def write_gguf(path: Path) -> dict[str, np.ndarray]:
-    """A one-layer Llama with 4-bit matrices; returns the exact float32 values they unpack to."""
+def write_gguf(path: Path, without: str = "") -> dict[str, np.ndarray]:
+    """A one-layer Llama with 4-bit matrices, less one; returns the exact float32 values they unpack to."""
     rng = np.random.default_rng(0)
     tokens = ["<unk>", "<|end|>", "<|turn_end|>", *byte_characters(), "12", "ab"]
     writer = GGUFWriter(str(path), "llama")
@@ -57,6 +59,7 @@ def write_gguf(path: Path) -> dict[str, np.ndarray]:
         "blk.0.ffn_down.weight": (HIDDEN, INTERMEDIATE),
     }
     exact = {}
+    shapes.pop(without, None)
     for name, shape in shapes.items():
         packed = quants.quantize(rng.standard_normal(shape).astype(np.float32), GGMLQuantizationType.Q4_1)
         writer.add_tensor(name, packed, raw_dtype=GGMLQuantizationType.Q4_1)
@@ -130,3 +133,13 @@ def test_one_end_token_stays_a_number() -> None:
 def test_a_file_without_an_end_token_is_refused() -> None:
     with pytest.raises(ValueError, match="names no end token"):
         end_token_ids({})
+
+
+def test_a_file_without_all_its_weights_is_refused_and_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "holed.gguf", without="blk.0.ffn_up.weight")
+    reason = (
+        r"holed\.gguf could not be converted \(.*weights are missing \(1\): model\.layers\.0\.mlp\.up_proj\.weight\)"
+    )
+    with pytest.raises(Refusal, match=reason):
+        fetch_gguf(tmp_path / "holed.gguf", lambda text: None, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("holed*"))

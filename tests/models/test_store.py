@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def test_a_model_is_built_once(tmp_path: Path) -> None:
 
 def test_nothing_but_the_folder_and_its_lock_remains(tmp_path: Path) -> None:
     store.build("tiny", SUM, write_model, ignore, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.lock", "tiny"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.lock", f"tiny-v{store.FORMAT}"]
 
 
 def test_a_failed_build_leaves_no_folder(tmp_path: Path) -> None:
@@ -61,6 +63,27 @@ def test_another_source_replaces_the_folder(tmp_path: Path) -> None:
 
     folder = store.build("tiny", "b" * 64, write_other, ignore, tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["other.json", store.RECIPE_FILE]
+
+
+def test_what_an_older_version_made_is_made_again_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, told = tmp_path / "tiny", []
+    old.mkdir()
+    (old / store.RECIPE_FILE).write_text(json.dumps({"format": 1, "source_sha256": SUM}))
+    second = store.build("tiny", SUM, write_model, told.append, tmp_path)
+    assert second != old
+    assert old.is_dir(), "its readers need it"
+    assert any(f"{old} was made by an older version" in line for line in told)
+    monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
+    third = store.build("tiny", SUM, write_model, told.append, tmp_path)
+    assert third not in (old, second)
+    assert any(f"{second} was made by an older version" in line for line in told)
+
+
+def test_a_folder_says_what_made_it(tmp_path: Path) -> None:
+    recipe = json.loads((store.build("tiny", SUM, write_model, ignore, tmp_path) / store.RECIPE_FILE).read_text())
+    assert recipe["format"] == store.FORMAT
+    assert recipe["source_sha256"] == SUM
+    assert recipe["made_by"]["transformers"] == metadata.version("transformers")
 
 
 def test_concurrent_builders_wait_for_one_another(tmp_path: Path) -> None:
@@ -101,7 +124,7 @@ def test_a_build_that_was_killed_is_taken_up_afresh(tmp_path: Path) -> None:
     assert store.find("tiny", SUM, tmp_path) is None
     folder = store.build("tiny", SUM, write_model, ignore, tmp_path)
     assert (folder / "config.json").read_text() == "{}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.lock", "tiny"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tiny.lock", f"tiny-v{store.FORMAT}"]
 
 
 def test_an_unwritable_cache_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from tritandem.models.catalog import DEFAULT_MODEL
+from tritandem.models.fetch import fetched
 from tritandem.server import TritonServer
 
 FIRST_PORT = int(os.environ.get("TRITANDEM_TEST_FIRST_PORT", "18000"))
@@ -15,8 +17,8 @@ LAST_PORT = FIRST_PORT + 99
 
 
 def demo_model() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("TRITANDEM_TEST_MODEL") or cache / "tritandem" / "models" / "smollm2")
+    """TRITANDEM_TEST_MODEL, or what `tritandem model fetch` made; a folder that may not be there."""
+    return Path(os.environ.get("TRITANDEM_TEST_MODEL") or fetched(DEFAULT_MODEL) or DEFAULT_MODEL)
 
 
 def free_ports(count: int) -> list[int]:

@@ -6,9 +6,8 @@ import argparse
 from typing import Any
 
 from tritandem.host import Refusal
-from tritandem.models import store
 from tritandem.models.catalog import CATALOG, DEFAULT_MODEL
-from tritandem.models.fetch import fetch, known
+from tritandem.models.fetch import fetch, fetched
 
 from .narrator import Narrator
 
@@ -32,13 +31,13 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def run_list(args: argparse.Namespace) -> int:
     for name, model in sorted(CATALOG.items()):
-        folder = store.find(name, model.member_sha256)
+        folder = fetched(name)
         print(f"{name:<12} {folder or 'not fetched'}\n{'':<12} {model.description}")
     return 0
 
 
 def run_path(args: argparse.Namespace) -> int:
-    folder = store.find(args.name, known(args.name).member_sha256)
+    folder = fetched(args.name)
     if folder is None:
         raise Refusal(f"model {args.name} is not in the cache", f"run: tritandem model fetch {args.name}")
     print(folder)

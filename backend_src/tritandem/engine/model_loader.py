@@ -19,7 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from ..config import EngineConfig
 from ..contracts import ConfigError
 from .forward import ATTENTION_NAME, LayerShape
+from .gguf_model import load_gguf, read_gguf_config
 from .support import UnsupportedModel, check_config, inspect_model
+from .weight_names import refuse_report
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,18 +67,10 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     """Load and check. Raises ConfigError (UnsupportedModel among them) with the reason."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    source, options = _source(path)
     on_progress(f"reading the configuration of {path.name}")
-    try:
-        model_config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: no readable model configuration: {error}") from error
-    check_config(model_config)
-    if model_config.get_text_config() is not model_config:
-        check_config(model_config.get_text_config())
-    _check_causal_lm(model_config)
+    model_config = read_config(path)
     on_progress(f"loading weights as {dtype} on {device}")
-    model = _build(model_config, source, options, dtype, device, config, path)
+    model = _build(model_config, dtype, device, config, path)
     model.eval().requires_grad_(False)
     context_tokens = fix_rotary_context(model)
     on_progress("checking that its attention can be served")
@@ -85,47 +79,53 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     return LoadedModel(model, layers, text.vocab_size, context_tokens, _end_ids(model))
 
 
-def _source(path: Path) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` takes: a folder, a GGUF file in a folder, or a hub id."""
+def read_config(path: Path) -> PreTrainedConfig:
+    """The configuration of a folder, a GGUF file or a hub id, of a kind that can be served. Raises ConfigError."""
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"{path}: no such GGUF file")
-        return str(path.parent), {"gguf_file": path.name}
+        config = read_gguf_config(path)
+    else:
+        try:
+            config = AutoConfig.from_pretrained(_source(path), local_files_only=path.is_dir())
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"{path}: no readable model configuration: {error}") from error
+    check_config(config)
+    if config.get_text_config() is not config:
+        check_config(config.get_text_config())
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
+    return config
+
+
+def _source(path: Path) -> str:
+    """What `from_pretrained` takes: a folder or a hub id."""
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"{path}: has no config.json")
-        return str(path), {"local_files_only": True}
+        return str(path)
     text = os.fspath(path)
     if path.is_absolute() or text.count("/") > 1 or text.startswith("."):
         raise ConfigError(f"{path}: no such model folder or file")
-    return text, {}
-
-
-def _check_causal_lm(config: PreTrainedConfig) -> None:
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
+    return text
 
 
 def _build(
-    model_config: PreTrainedConfig,
-    source: str,
-    options: dict[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    config: EngineConfig,
-    path: Path,
+    model_config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, config: EngineConfig, path: Path
 ) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
     try:
         if config.random_weights:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
                 torch.manual_seed(config.random_weights_seed)
-                return AutoModelForCausalLM.from_config(model_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            device_map={"": device},
-            attn_implementation=ATTENTION_NAME,
+                return AutoModelForCausalLM.from_config(model_config, **options)
+        options["device_map"] = {"": device}
+        if path.suffix == ".gguf":
+            return load_gguf(path, model_config, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            _source(path),
+            config=model_config,
+            local_files_only=path.is_dir(),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to name them
             **options,
         )
     except torch.OutOfMemoryError as error:
@@ -135,11 +135,11 @@ def _build(
             reason = "its modelling code does not use transformers' attention interface"
             raise UnsupportedModel(f"{model_config.model_type}: {reason}") from None
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error!r}") from error
+    except ConfigError:
+        raise
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error}") from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ConfigError(f"{path}: {len(missing)} weights are missing, {missing[0]} among them")
+    refuse_report(path, report)
     return model
 
 

@@ -31,6 +31,11 @@ def fetch(name: str, say: Say, root: Path | None = None) -> Path:
     return store.build(name, model.member_sha256, make, say, root)
 
 
+def fetched(name: str) -> Path | None:
+    """The folder of a catalog model that is in the cache. Raises Refusal for a name that is not in the catalog."""
+    return store.find(name, known(name).member_sha256)
+
+
 def known(name: str) -> PackagedModel:
     """The catalog's entry. Raises Refusal listing the names there are."""
     if name not in CATALOG:
@@ -98,7 +103,7 @@ def convert(gguf_file: Path, out: Path, say: Say) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise Refusal(
-            f"{gguf_file} could not be converted ({lines[-1] if lines else f'exit code {done.returncode}'})",
+            f"{gguf_file.name} could not be converted ({lines[-1] if lines else f'exit code {done.returncode}'})",
             "give --model a Hugging Face folder instead",
         )
 

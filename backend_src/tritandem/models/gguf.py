@@ -13,17 +13,21 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from ..contracts import ConfigError
+from ..model_facts.gguf_header import read_gguf
 from ..tokenizer import gguf_header
 
 
 def convert(gguf_file: Path, out: Path) -> None:
-    """Write the folder `out` (exists, empty). Raises whatever the libraries raise for a file they do not know."""
-    metadata = gguf_header.read_header(gguf_file)
+    """Write the folder `out` (exists, empty). Raises ConfigError for a file that is not a whole model, and whatever
+    the libraries raise for a vocabulary they do not know."""
+    read_gguf(gguf_file)
     # Seconds to import: a file that is none has been refused by now.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    folder, name = gguf_file.parent, gguf_file.name
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype="float32")
+    from ..engine.gguf_model import load_gguf, read_gguf_config
+
+    model = load_gguf(gguf_file, read_gguf_config(gguf_file))
     tied = model.config.tie_word_embeddings
     weights = {
         key: tensor.contiguous() for key, tensor in model.state_dict().items() if not (tied and key == "lm_head.weight")
@@ -31,15 +35,15 @@ def convert(gguf_file: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    metadata = gguf_header.read_header(gguf_file)
+    tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     gguf_header.restore_pre_tokenizer(tokenizer.backend_tokenizer, metadata)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(out)
 
     end_ids = end_token_ids(metadata)
     config = model.config.to_dict()
-    for key in ("quantization_config", "_name_or_path"):
-        config.pop(key, None)
+    config.pop("_name_or_path", None)
     config.update(architectures=[type(model).__name__], dtype="float32", eos_token_id=end_ids)
     write_json(out / "config.json", config)
     token_ids = {"bos_token_id": config.get("bos_token_id"), "pad_token_id": config.get("pad_token_id")}
@@ -59,4 +63,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -1,4 +1,4 @@
-"""The model cache: one folder per model, which is either complete or absent.
+"""The model cache: one folder per model and version of its making, which is either complete or absent.
 
 A folder is built beside its place and renamed into it; whoever builds holds a file lock that the system drops when
 the process ends, however it ends. What an interrupted build left behind is removed by the next one.
@@ -12,13 +12,17 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from ..host import Refusal, cache_root
 
-# Written last into every folder: what it was made from. Raise FORMAT when the same source gives other files.
+# Written last into every folder: what it was made from, and by what.
 RECIPE_FILE = "tritandem.json"
-FORMAT = 1
+# Raise it when the same source gives other files: what an older version made is then made again, in a folder beside
+# it, because a server of that version may still be reading it.
+FORMAT = 2
+MAKERS = ("tritandem", "transformers", "gguf")
 Say = Callable[[str], None]
 
 
@@ -28,12 +32,12 @@ def models_root() -> Path:
 
 def find(name: str, source_sha256: str, root: Path | None = None) -> Path | None:
     """The complete folder of `name` made from this very source; None when there is none."""
-    folder = (root or models_root()) / name
+    folder = _folder(root or models_root(), name)
     try:
-        recipe = json.loads((folder / RECIPE_FILE).read_text())
-    except (OSError, ValueError):
+        made_from = json.loads((folder / RECIPE_FILE).read_text())["source_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return folder if recipe == _recipe(source_sha256) else None
+    return folder if made_from == source_sha256 else None
 
 
 def build(
@@ -47,6 +51,8 @@ def build(
     root = root or models_root()
     if folder := find(name, source_sha256, root):
         return folder
+    for older in _older(root, name):
+        say(f"{older} was made by an older version and is no longer used: delete it")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f".{name}.lock", say):
@@ -60,7 +66,7 @@ def build(
 
 
 def _build_locked(root: Path, name: str, source_sha256: str, make: Callable[[Path, Path], None]) -> Path:
-    work, folder = root / f".{name}.partial", root / name
+    work, folder = root / f".{name}.partial", _folder(root, name)
     for leftover in (work, root / f".{name}.old"):
         shutil.rmtree(leftover, ignore_errors=True)
     scratch, out = work / "scratch", work / "out"
@@ -68,9 +74,9 @@ def _build_locked(root: Path, name: str, source_sha256: str, make: Callable[[Pat
     out.mkdir()
     try:
         make(scratch, out)
-        (out / RECIPE_FILE).write_text(json.dumps(_recipe(source_sha256)))
+        (out / RECIPE_FILE).write_text(json.dumps(_recipe(source_sha256), indent=2) + "\n")
         _flush(out)
-        if folder.exists():  # from another source or format
+        if folder.exists():  # from another source
             os.rename(folder, root / f".{name}.old")
         os.rename(out, folder)
     finally:
@@ -79,8 +85,23 @@ def _build_locked(root: Path, name: str, source_sha256: str, make: Callable[[Pat
     return folder
 
 
+def _folder(root: Path, name: str) -> Path:
+    return root / f"{name}-v{FORMAT}"
+
+
+def _older(root: Path, name: str) -> list[Path]:
+    """Folders of the same model that other versions made: the first of them had no number."""
+    numbered = [root / f"{name}-v{number}" for number in range(2, FORMAT)]
+    return [folder for folder in (root / name, *numbered) if (folder / RECIPE_FILE).is_file()]
+
+
 def _recipe(source_sha256: str) -> dict[str, object]:
-    return {"format": FORMAT, "source_sha256": source_sha256}
+    """What is in RECIPE_FILE; the versions are for a person who wonders what made these files."""
+    return {
+        "format": FORMAT,
+        "source_sha256": source_sha256,
+        "made_by": {maker: metadata.version(maker) for maker in MAKERS},
+    }
 
 
 def _flush(folder: Path) -> None:
