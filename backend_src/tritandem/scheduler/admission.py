@@ -19,6 +19,7 @@ from ..contracts import (
     Saturated,
     TritandemError,
 )
+from .policy.places import may_hold
 
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 600.0
@@ -41,6 +42,13 @@ class QueueState:
     def plus(self, prompt_tokens: int, output_tokens: int) -> QueueState:
         return QueueState(self.requests + 1, self.prompt_tokens + prompt_tokens, self.output_tokens + output_tokens)
 
+    def with_all(self, other: QueueState) -> QueueState:
+        return QueueState(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
     def minus(self, prompt_tokens: int, output_tokens: int) -> QueueState:
         return QueueState(self.requests - 1, self.prompt_tokens - prompt_tokens, self.output_tokens - output_tokens)
 
@@ -60,9 +68,31 @@ class AdmissionLimits:
         return max(1, int(self.max_requests * BATCH_QUEUE_SHARE)), int(self.max_tokens * BATCH_QUEUE_SHARE)
 
 
-def decide(
-    request: GenerationRequest, load: LoadSnapshot, queue: QueueState, limits: AdmissionLimits, now_ns: int
-) -> TritandemError | None:
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """All that waits; of it, what the request's tenant has in the request's class and those above; how it shrinks."""
+
+    queue: QueueState
+    own: QueueState
+    load: LoadSnapshot
+    use_ratio: float = 1.0  # of the budgets that finished answers used
+    tokens_per_s: float = 0.0  # measured lately; 0: not known
+
+    def retry_after_s(self) -> float:
+        """How long the work ahead takes: at the measured pace of whole requests, or, before there is one, with every
+        prompt prefilled once and every output step shared by a batch."""
+        if self.tokens_per_s:
+            ahead_s = self.queue.tokens / self.tokens_per_s
+        elif self.load.decode_step_ns == 0 and self.load.prefill_token_ns == 0:
+            return UNMEASURED_RETRY_S
+        else:
+            prefill_tokens = self.queue.prompt_tokens + self.load.waiting_tokens
+            steps = self.queue.output_tokens * self.use_ratio / max(1, self.load.max_sequences)
+            ahead_s = (prefill_tokens * self.load.prefill_token_ns + steps * self.load.decode_step_ns) / 1e9
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, ahead_s))
+
+
+def decide(request: GenerationRequest, backlog: Backlog, limits: AdmissionLimits, now_ns: int) -> TritandemError | None:
     """None: it may wait. Otherwise the error that answers it at once; whatever runs is untouched.
 
     Draining, DeadlineExpired, InvalidRequest (it could never run on these engines) or Saturated.
@@ -71,16 +101,29 @@ def decide(
         return Draining()
     if request.deadline_ns is not None and now_ns >= request.deadline_ns:
         return DeadlineExpired("the deadline had passed on arrival")
-    refusal = never_fits(len(request.input_ids), request.sampling.max_tokens, load)
+    refusal = never_fits(len(request.input_ids), request.sampling.max_tokens, backlog.load)
     if refusal is not None:
         return refusal
-    max_requests, max_tokens = limits.of(request.priority)
-    if queue.requests + 1 > max_requests:
-        return Saturated(f"{queue.requests} requests are waiting", retry_after_s(load, queue))
     demand_tokens = len(request.input_ids) + request.sampling.max_tokens
-    if queue.requests and queue.tokens + demand_tokens > max_tokens:
-        return Saturated(f"requests for {queue.tokens} tokens are waiting", retry_after_s(load, queue))
+    return no_place(request.priority, demand_tokens, backlog, limits)
+
+
+def no_place(
+    priority: PriorityClass, demand_tokens: int, backlog: Backlog, limits: AdmissionLimits
+) -> Saturated | None:
+    """Whether the queue has a place for one more of this class, for so many tokens, from the tenant of `backlog`."""
+    max_requests, max_tokens = limits.of(priority)
+    queue, own = backlog.queue, backlog.own
+    if not may_hold(own.requests, queue.requests, max_requests):
+        return Saturated(f"{_told(own.requests, queue.requests)} requests are waiting", backlog.retry_after_s())
+    if queue.requests and not may_hold(own.tokens, queue.tokens, max_tokens, demand_tokens):
+        reason = f"requests for {_told(own.tokens, queue.tokens)} tokens are waiting"
+        return Saturated(reason, backlog.retry_after_s())
     return None
+
+
+def _told(own: int, of_all: int) -> str:
+    return f"{own}" if own == of_all else f"{own} of this tenant's and {of_all - own} other"
 
 
 def never_fits(prompt_tokens: int, output_tokens: int, load: LoadSnapshot) -> InvalidRequest | None:
@@ -101,16 +144,6 @@ def longest_sequence(load: LoadSnapshot) -> int:
     """Tokens of prompt and answer that one sequence may have; 0: not known yet."""
     limits = (load.max_context_tokens, load.total_blocks * load.block_tokens)
     return min((limit for limit in limits if limit > 0), default=0)
-
-
-def retry_after_s(load: LoadSnapshot, queue: QueueState) -> float:
-    """How long the work ahead takes at the measured pace: every prompt once, every output step shared by a batch."""
-    if load.decode_step_ns == 0 and load.prefill_token_ns == 0:
-        return UNMEASURED_RETRY_S
-    prefill_tokens = queue.prompt_tokens + load.waiting_tokens
-    steps = queue.output_tokens / max(1, load.max_sequences)
-    ahead_ns = prefill_tokens * load.prefill_token_ns + steps * load.decode_step_ns
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, ahead_ns / 1e9))
 
 
 def expected_tokens(prompt_tokens: int, output_tokens: int, use_ratio: float) -> int:

@@ -11,7 +11,16 @@ import heapq
 
 from ..config import SchedulerConfig
 from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, PriorityClass, Saturated, TritandemError
-from .admission import AdmissionLimits, QueueState, decide, expected_tokens, longest_sequence, total_load
+from .admission import (
+    AdmissionLimits,
+    Backlog,
+    QueueState,
+    decide,
+    expected_tokens,
+    longest_sequence,
+    no_place,
+    total_load,
+)
 from .batch_limits import adjust, initial
 from .books import Book
 from .desk import Desk
@@ -26,6 +35,7 @@ from .policy.waiting import PolicyConfig, Waiting
 from .ports import EngineStatus, SchedulerSnapshot
 from .prefix_map import prefix_hashes, tenant_salt
 from .recent_demand import RecentDemand
+from .recent_pace import RecentPace
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
 
@@ -49,6 +59,8 @@ class SchedulerCore:
             PolicyConfig(ageing_ns=max(1, int(config.ageing_s * 1e9)), fair_share=config.fair_share)
         )
         self._queued = QueueState()
+        self._queued_of: dict[tuple[str, PriorityClass], QueueState] = {}  # by tenant and class; those that wait
+        self._pace = RecentPace()
         self._limits = AdmissionLimits(config.max_queued_requests, config.max_queued_tokens)
         self._deadlines: list[tuple[int, int, Ticket]] = []
         self._blocked = False  # the first of the queue has found no room
@@ -72,11 +84,12 @@ class SchedulerCore:
         if ticket.life.state is State.ENDED:
             return
         request = ticket.request
-        load = self._total_load()
-        refusal = decide(request, load, self._queued, self._limits, now_ns)
+        backlog = self._backlog(request.tenant, request.priority, now_ns)
+        refusal = decide(request, backlog, self._limits, now_ns)
         if isinstance(refusal, Saturated) and self._queue and not self._blocked:
             self._dispatch(now_ns)  # the queue may look full only because its tick is not over
-            refusal = decide(request, load, self._queued, self._limits, now_ns)
+            backlog = self._backlog(request.tenant, request.priority, now_ns)
+            refusal = decide(request, backlog, self._limits, now_ns)
         if refusal is None and self._outage_ns is not None and now_ns >= self._outage_ns:
             refusal = EngineFailed("no engine answers")
         if refusal is not None:
@@ -97,7 +110,7 @@ class SchedulerCore:
             arrived_ns=ticket.received_ns,
             deadline_ns=ticket.deadline_ns,
             tokens=expected_tokens(len(request.input_ids), request.sampling.max_tokens, self._use_ratio),
-            head_start_ns=head_start_ns(cached_tokens, load.prefill_token_ns),
+            head_start_ns=head_start_ns(cached_tokens, backlog.load.prefill_token_ns),
         )
         if not self._queue:
             # A tick apart from the last hand-over nothing is gained by waiting: a lone request goes at once.
@@ -123,6 +136,7 @@ class SchedulerCore:
         book.remove(ticket)
         answer_tokens = ticket.delivered_tokens + ticket.tokens
         self._queue.settle(entry, len(ticket.request.input_ids) + answer_tokens)
+        self._pace.ended(len(ticket.request.input_ids) + ticket.request.sampling.max_tokens)
         if ending.error is None:
             self._use_ratio += 0.05 * (min(1.0, answer_tokens / ticket.request.sampling.max_tokens) - self._use_ratio)
         if not ending.engine_knows and ticket.seq_id != NO_SEQUENCE:
@@ -183,6 +197,7 @@ class SchedulerCore:
             self._keep_house(now_ns)
         if self._queue and now_ns >= self._hold_until_ns:
             self._dispatch(now_ns)
+        self._pace.waiting(len(self._queue) > 0, now_ns)
 
     def _dispatch(self, now_ns: int) -> None:
         """Hand over, in order, whatever finds room; one submit per engine. The first without room ends it.
@@ -276,10 +291,26 @@ class SchedulerCore:
 
     def _enqueue(self, ticket: Ticket, entry: Waiting, now_ns: int) -> None:
         self._queue.push(entry, ticket, now_ns)
-        self._queued = self._queued.plus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        tokens = (len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        its = (ticket.request.tenant, ticket.request.priority)
+        self._queued = self._queued.plus(*tokens)
+        self._queued_of[its] = self._queued_of.get(its, QueueState()).plus(*tokens)
 
     def _dequeue(self, ticket: Ticket) -> None:
-        self._queued = self._queued.minus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        tokens = (len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        its = (ticket.request.tenant, ticket.request.priority)
+        self._queued = self._queued.minus(*tokens)
+        self._queued_of[its] = self._queued_of[its].minus(*tokens)
+        if self._queued_of[its].requests == 0:
+            del self._queued_of[its]
+
+    def _backlog(self, tenant: str, priority: PriorityClass, now_ns: int) -> Backlog:
+        own = QueueState()
+        for one in PriorityClass if self._config.fair_share else ():
+            if one <= priority and (held := self._queued_of.get((tenant, one))) is not None:
+                own = own.with_all(held)
+        pace = self._pace.tokens_per_s(now_ns)
+        return Backlog(self._queued, own, self._total_load(), self._use_ratio, pace)
 
     def _take_back(self, book: Book, ticket: Ticket, now_ns: int) -> bool:
         """From an engine's book to the queue, at its old place. False when the client has seen something."""
@@ -294,6 +325,10 @@ class SchedulerCore:
         return True
 
     # Read-only, from any thread -------------------------------------------------------------------
+
+    def refusal(self, tenant: str, priority: PriorityClass, now_ns: int) -> Saturated | None:
+        """That of a request of one token, before it is known how many it has. A moment old."""
+        return no_place(priority, 1, self._backlog(tenant, priority, now_ns), self._limits)
 
     def any_up(self) -> bool:
         return any(book.up for book in self._books.values())
@@ -326,6 +361,6 @@ class SchedulerCore:
 
     def check_integrity(self, open_tickets: dict[int, Ticket]) -> None:
         """On the scheduling thread. Raises AssertionError."""
-        check_books(self._queue.items(), self._queued, list(self._books.values()), open_tickets)
+        check_books(self._queue.items(), self._queued, self._queued_of, list(self._books.values()), open_tickets)
         if not open_tickets and self._desk.buffered_chars:
             raise AssertionError("text is left though no request is open")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
+from ..contracts import PriorityClass
 from .admission import QueueState
 from .books import Book
 from .lifecycle import State
@@ -11,7 +13,11 @@ from .ticket import Ticket
 
 
 def check_books(
-    waiting: Sequence[Ticket], queued: QueueState, books: Sequence[Book], open_tickets: dict[int, Ticket]
+    waiting: Sequence[Ticket],
+    queued: QueueState,
+    queued_of: Mapping[tuple[str, PriorityClass], QueueState],
+    books: Sequence[Book],
+    open_tickets: dict[int, Ticket],
 ) -> None:
     """Every open request is in one place, and every sum is right. Raises AssertionError naming what is not.
 
@@ -26,6 +32,11 @@ def check_books(
     prompt_tokens = sum(len(ticket.request.input_ids) for ticket in waiting)
     output_tokens = sum(ticket.request.sampling.max_tokens for ticket in waiting)
     _claim(queued == QueueState(len(waiting), prompt_tokens, output_tokens), "the sums of the queue are off")
+    sums: defaultdict[tuple[str, PriorityClass], QueueState] = defaultdict(QueueState)
+    for ticket in waiting:
+        its = (ticket.request.tenant, ticket.request.priority)
+        sums[its] = sums[its].plus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+    _claim(sums == queued_of, "the sums by tenant and class are off")
     for book in books:
         held = book.tickets.values()
         committed_tokens = sum(ticket.entry.tokens for ticket in held if ticket.entry is not None)

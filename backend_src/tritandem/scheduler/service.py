@@ -15,7 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..config import SchedulerConfig
-from ..contracts import Draining, EngineFailed, EnginePort, GenerationRequest, ResponseSink
+from ..contracts import (
+    Draining,
+    EngineFailed,
+    EnginePort,
+    GenerationRequest,
+    PriorityClass,
+    ResponseSink,
+    Saturated,
+)
 from .cancel_watch import CancelWatch
 from .core import SchedulerCore
 from .delivery import TokenRouter
@@ -162,6 +170,10 @@ class SchedulerService:
     def ready(self) -> bool:
         """Whether a new request would be taken: not draining, and an engine answers."""
         return self._started and not self._draining and not self._closed and self._core.any_up()
+
+    def refusal(self, tenant: str, priority: PriorityClass) -> Saturated | None:
+        """Why one more request of this tenant and class would be refused; None: it may come."""
+        return self._core.refusal(tenant, priority, self._clock())
 
     def snapshot(self) -> SchedulerSnapshot:
         return self._core.snapshot(self.ready(), self._draining, len(self._open))
