@@ -1,8 +1,8 @@
 """Every setting, parsed once at the edge into frozen dataclasses with units in the names.
 
-Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry], [placement];
-unknown keys are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG and the
-model's folder from TRITANDEM_MODEL, so that the model repository can be mounted as it is.
+Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry], [placement],
+[watch]; unknown keys are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG
+and the model's folder from TRITANDEM_MODEL, so that the model repository can be mounted as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ else:
 MODEL_ENV = "TRITANDEM_MODEL"
 CONFIG_ENV = "TRITANDEM_CONFIG"
 PLACEMENT_ENV = "TRITANDEM_PLACEMENT"  # replaces the table [placement]; `placement_from_words` says how
+HEARTBEAT_ENV = "TRITANDEM_HEARTBEAT"  # where a model's process beats: this with its process id; unset: nowhere
 DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
 
 T = TypeVar("T")
@@ -128,12 +129,24 @@ class PlacementConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """When a process of the server counts as hung; `tritandem serve` kills it then and starts the server afresh. Time
+    in which it waited for a core does not count, but for `stopped_s`."""
+
+    stopped_s: float = 3.0  # stopped by a signal
+    silent_s: float = 15.0  # no heartbeat: the interpreter is held, or the machine has stopped giving it memory
+    call_s: float = 30.0  # one call of Triton's, one round of the scheduling thread, one response on its way to Triton
+    step_s: float = 120.0  # one step on the device; may hold a compilation, and on a CPU a whole prefill chunk
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
 
 
 _RANGES: Mapping[type, Mapping[str, tuple[float, float]]] = {  # both ends allowed; others: 0 or more
@@ -162,6 +175,12 @@ _RANGES: Mapping[type, Mapping[str, tuple[float, float]]] = {  # both ends allow
     },
     TokenizerConfig: {"shadow_check_rate": (0.0, 1.0), "piece_chars": (16, 1 << 24), "threads": (0, 1024)},
     TelemetryConfig: {"metrics_period_s": (0.1, 3600.0)},
+    WatchConfig: {
+        "stopped_s": (0.5, 86_400.0),
+        "silent_s": (3.0, 86_400.0),
+        "call_s": (5.0, 86_400.0),
+        "step_s": (5.0, 86_400.0),
+    },
 }
 _CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
     EngineConfig: {
@@ -279,6 +298,12 @@ def placement_from_words(words: str) -> PlacementConfig:
     if "policy" in lists:
         raise ConfigError("placement: given 'policy=...', allowed: auto, off, or COMPONENT=CPUS")
     return from_mapping(PlacementConfig, {"policy": "explicit", **lists}, "placement")
+
+
+def heartbeat_from_environment() -> Path | None:
+    """The file in which this process says that it lives; None: nobody watches."""
+    prefix = os.environ.get(HEARTBEAT_ENV)
+    return Path(f"{prefix}{os.getpid()}") if prefix else None
 
 
 def model_folder_from_environment() -> Path:

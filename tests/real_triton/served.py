@@ -74,6 +74,11 @@ class Served:
         [triton] = children(guardian)
         return triton
 
+    def mark(self) -> str:
+        """What the names of this run's files in /dev/shm begin with."""
+        words = Path(f"/proc/{self.triton_pid()}/cmdline").read_text()
+        return words.partition("shm-region-prefix-name=")[2].partition("\0")[0]
+
     def log(self) -> str:
         """Of Triton, the newest run."""
         [*_, path] = [line.rpartition("log: ")[2] for line in self.lines if "starting Triton" in line]

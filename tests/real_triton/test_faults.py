@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from served import WAYS, Served, readers
@@ -16,12 +17,21 @@ from tritandem_client import TritandemClientError
 
 pytestmark = pytest.mark.triton
 
-KILLED_MODELS = os.environ.get("TRITANDEM_TEST_KILLED_MODELS", "engine").split(",")
+# Which process gets which signal, one after the other: KILL and STOP of a model's process, of tritonserver, of its guardian.
+FAULTS = os.environ.get("TRITANDEM_TEST_FAULTS", "KILL:engine STOP:scheduler STOP:guardian").split()
 SIGTERMS = int(os.environ.get("TRITANDEM_TEST_SIGTERMS", "1"))
-ENDS_WITHIN_S = 5.0
-# How a request ends that runs, or comes, while a model's process is gone. Without the scheduler nothing is left to
-# send an error: the connection ends. Without the tokenizer, running answers complete.
-RUNNING_ENDS = {"engine": "Failed", "engine_calls": "Failed", "scheduler": "ConnectionFailed", "tokenizer": ""}
+# A process that is gone shows at once, one that is stopped after a moment.
+ENDS_WITHIN_S = {"KILL": 5.0, "STOP": 10.0}
+# How a request ends that runs, or comes, while a process is gone. Without the one that answers, or without the server,
+# nothing is left to send an error: the connection ends. Without the tokenizer, running answers complete.
+RUNNING_ENDS = {
+    "engine": "Failed",
+    "engine_calls": "Failed",
+    "scheduler": "ConnectionFailed",
+    "tritonserver": "ConnectionFailed",
+    "guardian": "ConnectionFailed",
+    "tokenizer": "",
+}
 
 VICTIM = """
 import sys
@@ -47,20 +57,40 @@ def wait_ready(served: Served, wanted: bool, timeout_s: float) -> None:
         time.sleep(0.05)
 
 
-def test_whichever_process_is_killed_requests_end_and_the_server_comes_back() -> None:
+def pid_of(served: Served, name: str) -> int:
+    triton = served.triton_pid()
+    others = {"tritonserver": triton, "guardian": os.getsid(triton)}
+    return others[name] if name in others else stub_pids(triton)[name]
+
+
+def files_in_shm() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("tritandem_")}
+
+
+def test_whichever_process_is_lost_requests_end_and_the_server_comes_back() -> None:
     with served_model() as served:
-        for model in KILLED_MODELS:
-            bounded = {"max_tokens": 40} if RUNNING_ENDS[model] == "" else {}
+        for fault in FAULTS:
+            number, _, name = fault.partition(":")
+            bounded = {"max_tokens": 40} if RUNNING_ENDS[name] == "" else {}
             running = readers(served, 1, **bounded)
-            os.kill(stub_pids(served.triton_pid())[model], signal.SIGKILL)
-            killed_s = time.monotonic()
+            triton = served.triton_pid()
+            left = [path for path in files_in_shm() if str(path).startswith(served.mark())]
+            victim = pid_of(served, name)
+            lost_s = time.monotonic()
+            os.kill(victim, signal.Signals[f"SIG{number}"])
             wait_ready(served, False, 10.0)
+            unready_s = time.monotonic() - lost_s
             for reader in running:
                 reader.thread.join(120)
-                assert ("" if reader.error is None else type(reader.error).__name__) == RUNNING_ENDS[model]
-                if RUNNING_ENDS[model]:
-                    assert reader.ended_s - killed_s < ENDS_WITHIN_S, reader
+                assert ("" if reader.error is None else type(reader.error).__name__) == RUNNING_ENDS[name]
+                if RUNNING_ENDS[name]:
+                    assert reader.ended_s - lost_s < ENDS_WITHIN_S[number], reader
+            ended_s = max(reader.ended_s for reader in running) - lost_s
             served.wait_said("ready: ", 600)
+            print(f"{fault}: unready {unready_s:.1f}, ended {ended_s:.1f}, back {time.monotonic() - lost_s:.1f} s")
+            assert not any(Path(f"/proc/{pid}").exists() for pid in (victim, triton))
+            assert left
+            assert not files_in_shm().intersection(left)
             with served.client() as client:
                 assert client.generate("The capital of France is", max_tokens=4).text.startswith(" Paris")
         served.process.send_signal(signal.SIGTERM)

@@ -28,8 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--max-restarts",
         type=_restarts,
-        default=5,
-        help="in a row, when the server dies by itself (default: %(default)s)",
+        help="in a row, when a server dies that has been ready (default: no limit; the pauses grow up to 30 s)",
     )
     parser.add_argument(
         "--no-restart", dest="max_restarts", action="store_const", const=0, help="same as --max-restarts 0"
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     settings = server_arguments(args, say)
 
     def make_server() -> TritonServer:
-        server = TritonServer(ready_timeout_s=args.ready_timeout_s, **settings)
+        server = TritonServer(ready_timeout_s=args.ready_timeout_s, say=say, **settings)
         say(f"starting Triton on {server.options.repository}, model {server.options.model}; log: {server.log_path}")
         return server
 

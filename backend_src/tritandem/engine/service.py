@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..config import EngineConfig
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class EngineService:
-    """Starts its thread at once; `close` ends it and the runner."""
+    """Starts its thread at once; `close` ends it and the runner. `in_step` is entered for as long as a step is launched
+    or waited for."""
 
     def __init__(
         self,
@@ -45,7 +47,9 @@ class EngineService:
         prefix_cache: bool = True,
         end_ids: frozenset[int] = frozenset(),
         meter: StepMeter | None = None,
+        in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
     ) -> None:
+        self._in_step = in_step
         self.spec = runner.spec
         self._outbox = Outbox()
         self._core = EngineCore(runner, self._outbox, prefix_cache, end_ids, meter)
@@ -124,7 +128,8 @@ class EngineService:
             try:
                 self._wait_for_company()
                 self._read_mail()
-                core.step()
+                with self._in_step:
+                    core.step()
             except Exception as error:  # a defect of ours: these requests fail, the process lives
                 log.exception("the engine's step failed")
                 core.fail_all(f"{type(error).__name__}: {error}")
@@ -161,7 +166,11 @@ class EngineService:
 
 
 def build_engine(
-    model: Path, config: EngineConfig, on_progress: Callable[[str], None], meter: StepMeter | None = None
+    model: Path,
+    config: EngineConfig,
+    on_progress: Callable[[str], None],
+    meter: StepMeter | None = None,
+    in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
 ) -> EngineService:
     """Load a model and start its engine, which notes its steps in `meter`. Raises ConfigError with the reason."""
     # Imported here: the service itself needs no torch.
@@ -182,4 +191,4 @@ def build_engine(
         from .cpu_runner import CpuRunner
 
         runner = CpuRunner(loaded, config, meter)
-    return EngineService(runner, config.prefix_cache, loaded.end_ids, meter)
+    return EngineService(runner, config.prefix_cache, loaded.end_ids, meter, in_step)

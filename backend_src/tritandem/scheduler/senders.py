@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from ..contracts import Chunk, EngineFailed, TritandemError
 from .desk import Desk, Parcel
@@ -18,12 +19,18 @@ log = logging.getLogger(__name__)
 
 
 class Senders:
-    """`on_delivered(ticket)` is called after a request's last response, once."""
+    """`on_delivered(ticket)` is called after a request's last response, once. `in_send` is entered for as long as a
+    response is on its way."""
 
     def __init__(
-        self, desk: Desk, threads: int, clock: Callable[[], int], on_delivered: Callable[[Ticket], None]
+        self,
+        desk: Desk,
+        threads: int,
+        clock: Callable[[], int],
+        on_delivered: Callable[[Ticket], None],
+        in_send: AbstractContextManager[object],
     ) -> None:
-        self._desk, self._clock, self._on_delivered = desk, clock, on_delivered
+        self._desk, self._clock, self._on_delivered, self._in_send = desk, clock, on_delivered, in_send
         self._threads = [
             threading.Thread(target=self._run, name=f"tritandem-sender-{i}", daemon=True)
             for i in range(max(1, threads))
@@ -45,10 +52,12 @@ class Senders:
             if parcel is None:
                 return
             if parcel.ending is None:
-                self._send(parcel)
+                with self._in_send:
+                    self._send(parcel)
                 previous = parcel.ticket
             else:
-                self._last(parcel)
+                with self._in_send:
+                    self._last(parcel)
                 previous = None  # it stays in hand: nothing may follow the last response
                 self._on_delivered(parcel.ticket)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from ..config import SchedulerConfig
 from ..contracts import (
@@ -43,7 +44,8 @@ CLOSE_PATIENCE_S = 3.0  # an idle engine stream ends by itself after about a sec
 class SchedulerService:
     """One per process. All public methods may be called from any thread.
 
-    `clock` gives monotonic ns and is replaced in tests only.
+    `clock` gives monotonic ns and is replaced in tests only. `in_round` is entered for as long as the scheduling thread
+    is at work, `in_send` for as long as a sender hands over a response.
     """
 
     def __init__(
@@ -54,7 +56,10 @@ class SchedulerService:
         observer: Observer | None = None,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
+        in_round: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
+        in_send: AbstractContextManager[object] = nullcontext(),  # noqa: B008
     ) -> None:
+        self._in_round = in_round
         self._config, self._observer, self._clock = config, observer, clock
         self._mail: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -68,7 +73,7 @@ class SchedulerService:
         self._stopping = False  # under _wake: the scheduling thread returns
 
         self._desk = Desk(config.max_buffered_chars, lambda ticket: self._post(lambda: self._core.ended(ticket)))
-        self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered)
+        self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered, in_send)
         self._watch = CancelWatch(
             config.cancel_poll_s, config.cancel_poll_share, lambda ticket: self._desk.end(ticket, CLIENT_GONE)
         )
@@ -219,13 +224,14 @@ class SchedulerService:
                 if self._stopping and not self._mail:
                     return
                 mail, self._mail = self._mail, deque()
-            for message in mail:
-                self._guard(message)
-            now_ns = self._clock()
-            self._guard(lambda now_ns=now_ns: self._core.work(now_ns))  # type: ignore[misc]
-            if self._observer is not None and now_ns >= next_gauges_ns:
-                next_gauges_ns = now_ns + 1_000_000_000
-                self._guard(lambda observer=self._observer: observer.gauges(self.snapshot()))  # type: ignore[misc]
+            with self._in_round:
+                for message in mail:
+                    self._guard(message)
+                now_ns = self._clock()
+                self._guard(lambda now_ns=now_ns: self._core.work(now_ns))  # type: ignore[misc]
+                if self._observer is not None and now_ns >= next_gauges_ns:
+                    next_gauges_ns = now_ns + 1_000_000_000
+                    self._guard(lambda observer=self._observer: observer.gauges(self.snapshot()))  # type: ignore[misc]
 
     def _guard(self, step: Callable[[], None]) -> None:
         """A bug in one step must not end the scheduling thread, on which every request depends."""

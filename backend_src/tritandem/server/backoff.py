@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_DOUBLINGS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    max_restarts: int = 5  # in a row; 0: never restart
+    max_restarts: int | None = None  # in a row; None: no limit, 0: never restart
     first_delay_s: float = 1.0
     max_delay_s: float = 30.0
-    stable_after_s: float = 120.0  # a run of this length starts the count anew
+    stable_after_s: float = 60.0  # a run of this length starts the count anew
 
 
 def restarts_in_a_row(policy: RestartPolicy, so_far: int, ran_s: float) -> int:
@@ -20,6 +22,7 @@ def restarts_in_a_row(policy: RestartPolicy, so_far: int, ran_s: float) -> int:
 
 def delay_s(policy: RestartPolicy, failures: int) -> float | None:
     """Seconds to wait before the next start after `failures` >= 1 failed runs in a row; None: give up."""
-    if failures > policy.max_restarts:
+    if policy.max_restarts is not None and failures > policy.max_restarts:
         return None
-    return float(min(policy.max_delay_s, policy.first_delay_s * 2 ** (failures - 1)))
+    doublings = min(failures - 1, MOST_DOUBLINGS)
+    return min(policy.max_delay_s, policy.first_delay_s * 2.0**doublings)

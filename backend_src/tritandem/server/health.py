@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 from pathlib import Path
 
-from .locate import STUB_NAME
+from .guardian import STUB_NAME
 
 READY_PATH = "/v2/health/ready"
 
@@ -38,6 +38,11 @@ def stub_models(server_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
     return models
 
 
+def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+    """By a signal, until another one comes; one that a debugger holds is not meant."""
+    return _state(proc / str(pid)) == "T"
+
+
 def live_stubs(server_pid: int) -> int:
     """How many Python stubs of this server run."""
     return len(stub_models(server_pid))
@@ -46,10 +51,17 @@ def live_stubs(server_pid: int) -> int:
 def _model_of(process: Path) -> str | None:
     """None: no live stub. The first argument of one is MODEL/VERSION/model.py."""
     try:
-        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
         program, *words = (process / "cmdline").read_bytes().decode().split("\0")
     except OSError:
         return None
-    if state in "ZX" or STUB_NAME not in program:
+    if _state(process) in "ZX" or STUB_NAME not in program:
         return None
     return Path(words[0]).parent.parent.name
+
+
+def _state(process: Path) -> str:
+    """The kernel's letter; X: there is none any more."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

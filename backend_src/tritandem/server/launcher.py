@@ -8,36 +8,40 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..config import DRAIN_KEY_ENV, PLACEMENT_ENV
+from ..config import DRAIN_KEY_ENV, HEARTBEAT_ENV, PLACEMENT_ENV, load_config
 from ..host import Refusal, cache_root
 from ..telemetry.connections import ConnectionWatch
+from ..telemetry.heartbeat import read_heartbeat
+from ..telemetry.pressure import ProcessWatch
 from . import command, guardian
-from .health import live_stubs, ready
+from .health import is_stopped, live_stubs, ready, stub_models
+from .hung import HungWatch, Sign
 from .layout import backend_folder
-from .logfile import REQUESTS_ENDED, LogReader, describe_end
+from .logfile import STOPPED, LogReader, describe_end, new_log_path, open_log, start_afresh
 from .options import ServeOptions, flag_names
 from .placing import place_server
 from .preflight import check_all
 from .repository import default_repository, repository_of_run
+from .runs import Run, claim, remove_dead_runs
 
 KILL_WAIT_S = 10.0
 # For unloading, once the last request has ended. A client that keeps an idle gRPC stream open would hold up
 # Triton's exit for ever after that, one that keeps HTTP connections until the exit timeout.
 UNLOAD_S = 8.0
 POLL_S = 0.05
-KEPT_LOGS = 20
+LOOK_S = 0.25
+HEARTBEAT = "beat_"  # and a process id: names of files behind the run's mark
 
 
 class ServerDied(RuntimeError):
@@ -48,8 +52,9 @@ class TritonServer:
     """`with TritonServer(model=folder) as server: Client(server.grpc_url) ...`
 
     Keyword arguments are the fields of ServeOptions; `repository` defaults to the project's. `environment` replaces
-    this process's for the server. Entering starts the server and waits until every model is ready; leaving drains
-    and stops it. Raises Refusal when it cannot be started, ServerDied when it does not come up.
+    this process's for the server; `say` hears of processes that hung. Entering starts the server and waits until every
+    model is ready; leaving drains and stops it. Raises Refusal when it cannot be started, ServerDied when it does not
+    come up.
     """
 
     def __init__(
@@ -59,17 +64,20 @@ class TritonServer:
         repository: Path | None = None,
         environment: Mapping[str, str] | None = None,
         ready_timeout_s: float = 300.0,
+        say: Callable[[str], None] = lambda line: None,
         **options: Any,
     ) -> None:
         self.options = ServeOptions(model, repository or default_repository(), **options)
         self.log_path = self.options.log_path or new_log_path()
         self.ready_timeout_s = ready_timeout_s
         self.pid = 0  # of tritonserver; 0 before it was started
-        self.shm_prefix = f"tritandem_{secrets.token_hex(6)}_"  # of this run's regions in /dev/shm
-        self._environment = environment
+        self.shm_prefix = ""  # of this run's files in /dev/shm, once it was started
+        self._environment, self._say = environment, say
         self._guardian: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._run_folder: Path | None = None
+        self._run: Run | None = None
+        self._hung: HungWatch | None = None
+        self._looked_s = 0.0
         self._log_start = 0
 
     @property
@@ -88,17 +96,25 @@ class TritonServer:
 
     def start(self) -> None:
         """Check, lay out and start; returns as soon as the process exists. Raises Refusal."""
+        remove_dead_runs()
         install = check_all(self.options)
         backends = backend_folder(install, cache_root())
-        self._run_folder = Path(tempfile.mkdtemp(prefix="tritandem-run-"))
+        limits = load_config(self.options.engine_config).watch
+        self._hung = HungWatch(limits, lambda pid: ProcessWatch(pid).waited_s() or 0.0)
+        try:
+            self._run = claim()
+        except OSError as error:
+            raise Refusal(f"nothing can be written: {error}", "free some space there") from error
+        self.shm_prefix = self._run.mark
         try:
             repository = repository_of_run(
-                self.options.repository, self._run_folder, self.options.tokenizer_instances, self.options.devices
+                self.options.repository, self._run.folder, self.options.tokenizer_instances, self.options.devices
             )
             admin_key = secrets.token_urlsafe(24)
             words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)
             inherited = os.environ if self._environment is None else self._environment
             environment = command.environment(self.options, install, inherited)
+            environment[HEARTBEAT_ENV] = f"{guardian.SHM_FOLDER}/{self.shm_prefix}{HEARTBEAT}"
             environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
             cpus, placement = place_server(self.options)
             if placement:
@@ -124,6 +140,9 @@ class TritonServer:
             is_ready = self.is_ready()
             for line in log.new_lines():
                 on_line(line)
+            if self._run:
+                self._run.keep_private()
+            self._end_hung(loading=True)
             if is_ready:
                 return True
             if (code := self.poll()) is not None:
@@ -139,7 +158,40 @@ class TritonServer:
 
     def poll(self) -> int | None:
         """The server's exit code (128 + n after signal n); None while it runs."""
-        return self._guardian.poll() if self._guardian else None
+        code = self._guardian.poll() if self._guardian else None
+        return None if code is None else _exit_code(code)
+
+    def look_after(self) -> None:
+        """Kill processes that hang, each with a word to `say`; keep the log within its bound; tell the guardian that
+        its launcher lives. Returns at once. Whoever has called it once goes on to do so, several times a second: a
+        launcher that falls silent counts as hung itself."""
+        if self._control is not None:
+            with suppress(OSError):  # a guardian that is stopped does not read; it is found below
+                self._control.send(b".", socket.MSG_DONTWAIT)
+        self._end_hung()
+        if start_afresh(self.log_path, self.options.max_log_bytes):
+            self._log_start = 0
+
+    def any_stopped(self) -> bool:
+        """Whether a signal has stopped a process of this server: it would be waited for in vain."""
+        pids = [self.pid, *stub_models(self.pid)] + ([self._guardian.pid] if self._guardian else [])
+        return any(is_stopped(pid) for pid in pids)
+
+    def _end_hung(self, loading: bool = False) -> None:
+        """While models load, interpreters may be held for long."""
+        now_s = time.monotonic()
+        if self._hung is None or self._guardian is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        signs = {self._guardian.pid: Sign("the guardian", is_stopped(self._guardian.pid))}
+        signs[self.pid] = Sign("tritonserver", is_stopped(self.pid))
+        for pid, model in stub_models(self.pid).items():
+            path = Path(f"{guardian.SHM_FOLDER}/{self.shm_prefix}{HEARTBEAT}{pid}")
+            signs[pid] = Sign(f"the process of {model}", is_stopped(pid), None if loading else read_heartbeat(path))
+        for pid, what in self._hung.look(signs, now_s).items():
+            self._say(f"{what}: killed")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def drain(self) -> None:
         """Ask for a clean end and return at once: running requests finish, new ones are refused."""
@@ -168,7 +220,8 @@ class TritonServer:
         deadline = last = time.monotonic() + patience_s
         log, idle = LogReader(self.log_path, self._log_start), False
         while self.poll() is None and self._guardian and time.monotonic() < deadline and not interrupted():
-            if any(end in line for line in log.new_lines() for end in REQUESTS_ENDED):
+            self.look_after()
+            if self._told_drained() or any(STOPPED in line for line in log.new_lines()):
                 idle, deadline = True, min(last, time.monotonic() + unload_s)
             if idle and may_cut and not live_stubs(self.pid) and not _connected(clients):
                 break
@@ -182,11 +235,29 @@ class TritonServer:
         if self._control:
             self._control.close()
             self._control = None
-        code = self._guardian.wait(KILL_WAIT_S) if self._guardian else 0
-        if self._run_folder:
-            shutil.rmtree(self._run_folder, ignore_errors=True)
-            self._run_folder = None
-        return code
+        code = self._end_guardian() if self._guardian else 0
+        if self._run:
+            self._run.end()
+            self._run = None
+        return _exit_code(code)
+
+    def _end_guardian(self) -> int:
+        """It ends by itself, with all that it guards, once it was told to; the server does not outlive it."""
+        assert self._guardian is not None
+        if is_stopped(self._guardian.pid):
+            self._guardian.kill()
+        try:
+            return self._guardian.wait(KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            return self._guardian.wait()
+
+    def _told_drained(self) -> bool:
+        """Whether the guardian has said since the last call that the last request has ended."""
+        try:
+            return self._control is not None and bool(self._control.recv(4096, socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def log(self) -> str:
         """What this run has logged so far (the file may hold earlier runs)."""
@@ -210,15 +281,16 @@ class TritonServer:
 
     def _spawn(self, words: list[str], environment: dict[str, str], cpus: frozenset[int]) -> None:
         try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = self.log_path.open("ab")
+            log = open_log(self.log_path)
         except OSError as error:
             raise Refusal(
                 f"the log {self.log_path} cannot be written: {error.strerror}", "name a file with --log-file"
             ) from error
         self._control, theirs = socket.socketpair()
         options = self.options
-        guarded = [self.shm_prefix, options.client_host, str(options.http_port), str(drain_ms(options.drain_timeout_s))]
+        assert self._run is not None
+        guarded = [str(self._run.lock), self.shm_prefix, options.client_host, str(options.http_port)]
+        guarded.append(str(drain_ms(options.drain_timeout_s)))
         guarded.append(",".join(str(cpu) for cpu in sorted(cpus)))
         with theirs, log:
             self._log_start = log.tell()
@@ -228,7 +300,7 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self._run.lock],
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone, and that one drains
             )
         with self._control.makefile("rb") as messages:
@@ -246,10 +318,6 @@ def drain_ms(drain_timeout_s: float) -> int:
     return int(max(0.5 * drain_timeout_s, drain_timeout_s - UNLOAD_S) * 1000)
 
 
-def new_log_path() -> Path:
-    """A file for one more server's log in the cache folder; only the newest few are kept."""
-    folder = cache_root() / "logs"
-    old = sorted(folder.glob("triton-*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in old[KEPT_LOGS - 1 :]:
-        path.unlink(missing_ok=True)
-    return folder / f"triton-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}.log"
+def _exit_code(code: int) -> int:
+    """Of the server: 128 + n after signal n, also when it was its guardian that the signal killed."""
+    return code if code >= 0 else 128 - code

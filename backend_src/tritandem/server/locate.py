@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..host import Refusal
+from .guardian import STUB_NAME
 
 INSTALLED_ROOT = Path("/opt/tritonserver")
-STUB_NAME = "triton_python_backend_stub"
 SUPPORTED_PYTHONS = ((3, 10), (3, 11), (3, 12))
 _LIBPYTHON = re.compile(rb"libpython3\.(\d+)")
 _SYSTEM_LIBRARY_DIRS = {

@@ -1,13 +1,22 @@
-"""Reads the server's log while it is written: new lines, progress of loading, and why a start failed."""
+"""The server's log: where it lies, how long it may get, and what is read off it while it is written."""
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import shutil
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from .guardian import DRAINED
+from ..host import cache_root
+
+# In the cache folder, over all servers.
+KEPT_LOGS, KEPT_LOG_BYTES = 20, 1 << 30
 
 # I1129 13:24:01.123456 1234 model_lifecycle.cc:849] "successfully loaded 'engine'"
 _LINE = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ ([\w.]+):\d+\] (.*)$")
@@ -19,13 +28,45 @@ _EMPTY = {"", '"'}
 _USAGE = re.compile(r"tritonserver: (unrecognized option|option .* requires an argument)")
 # Triton's errors about a GPU that the machine does not have; a driver that fails speaks through the engine.
 _WITHOUT_GPU = re.compile(r"CudaDriverHelper has not been initialized|CUDA driver version is insufficient")
-# What is said once the last running request of a drain has ended: by Triton, which waits for HTTP connections first,
-# and by the guardian, which asks the scheduler.
-REQUESTS_ENDED = ("All models are stopped, unloading models", DRAINED)
+# What Triton says once the last running request has ended and no HTTP connection is left.
+STOPPED = "All models are stopped, unloading models"
+
+
+def new_log_path() -> Path:
+    """A file for one more server's log in the cache folder; of the older ones only the newest are kept."""
+    folder = cache_root() / "logs"
+    kept_bytes = 0
+    old = sorted(folder.glob("triton-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for number, path in enumerate(old, start=1):
+        kept_bytes += path.stat().st_size
+        if number >= KEPT_LOGS or kept_bytes > KEPT_LOG_BYTES:
+            path.unlink(missing_ok=True)
+    return folder / f"triton-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}.log"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """To append to: whoever cuts it off, the server goes on at its end. For this user only. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def start_afresh(path: Path, max_bytes: int) -> bool:
+    """Whether the log was longer than `max_bytes`: then it begins anew, and what it held is PATH.1. On a full disk the
+    past is given up."""
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+        with suppress(OSError):
+            shutil.copy(path, f"{path}.1")
+        os.truncate(path, 0)
+    except OSError:
+        return False
+    return True
 
 
 class LogReader:
-    """Complete lines that were appended to `path` since the last call; starts at `offset` bytes."""
+    """Complete lines that were appended to `path` since the last call; starts at `offset` bytes, or anew with the
+    file."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
@@ -33,6 +74,8 @@ class LogReader:
     def new_lines(self) -> Iterator[str]:
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.offset:
+                    self.offset = 0
                 file.seek(self.offset)
                 data = file.read()
         except FileNotFoundError:

@@ -27,6 +27,7 @@ class ServeOptions:
     devices: tuple[str, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
+    max_log_bytes: int = 64 << 20  # beyond it the log begins anew, and what it held is kept beside it, once
     placement: str = ""  # auto, off, or COMPONENT=CPUS words; "": what the configuration says
     extra_flags: tuple[str, ...] = ()  # handed to tritonserver as they are
 

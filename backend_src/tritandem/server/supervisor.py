@@ -77,7 +77,8 @@ class Supervisor:
                 if delay is None:
                     self._say(f"giving up after {failures - 1} restarts in a row; the log: {server.log_path}")
                     return EXIT_FAILED
-                self._say(f"restart {failures} of {self._policy.max_restarts} in {delay:.0f} s")
+                limit = "" if self._policy.max_restarts is None else f" of {self._policy.max_restarts}"
+                self._say(f"restart {failures}{limit} in {delay:.0f} s")
                 if self._signals.wait(delay):
                     return EXIT_OK
 
@@ -110,6 +111,7 @@ class Supervisor:
         """Returns what went wrong with a ready server of these stubs; None when a signal asks to stop."""
         complete_at = ready_at = checked_at = time.monotonic()
         while not self._signals.wait(WATCH_S):
+            server.look_after()
             if (code := server.poll()) is not None:
                 return Trouble(describe_end(code, server.log()), 0.0)
             now = time.monotonic()
@@ -118,7 +120,7 @@ class Supervisor:
             if now - complete_at > STUB_GRACE_S:
                 lost = [model for pid, model in stubs.items() if pid not in alive]
                 return lost_stubs(lost, len(stubs), server.options.drain_timeout_s)
-            if now - checked_at >= READY_CHECK_EVERY_S:
+            if now - checked_at >= READY_CHECK_EVERY_S and not server.any_stopped():
                 checked_at = now
                 ready_at = now if server.is_ready() else ready_at
                 if now - ready_at > UNREADY_GRACE_S:

@@ -52,6 +52,10 @@ class ProcessWatch:
             cores_allowed=self._cores,
         )
 
+    def waited_s(self) -> float | None:
+        """The run-queue wait alone, as `read` gives it."""
+        return self._run_queue_wait_s(_reading(lambda: os.listdir(self._folder / "task")) or [])
+
     def _cpu_s(self) -> float:
         fields = (self._folder / "stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -42,6 +42,9 @@ class CallRelay:
                 self._settle(sender)
             sender.send(response, flags=FINAL)
 
+    def close(self) -> None:
+        """Nothing is under way between two calls."""
+
     def _settle(self, sender: Any) -> None:
         witness = _OpenRequest(sender)
         self._finished.opened(witness)

@@ -17,27 +17,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..config import DRAIN_KEY_ENV, SchedulerConfig, config_from_environment, model_folder_from_environment
+from ..config import (
+    DRAIN_KEY_ENV,
+    SchedulerConfig,
+    config_from_environment,
+    heartbeat_from_environment,
+    model_folder_from_environment,
+)
 from ..contracts import EnginePort, LoadSnapshot, PriorityClass
 from ..placement import ENGINE, SCHEDULER, TOKENIZER
+from ..telemetry.heartbeat import Heartbeat
 from .context_limit import most_prompt_tokens
 from .leaving import leave_without_teardown
 from .placing import place_engine, place_process, plan_engine
 from .request_decoder import ModelLimits
 from .torchless import keep_torch_out
+from .watched import WatchedPlug
 
 if TYPE_CHECKING:
     from ..tokenizer import TextStreams, TextTokenizer
-    from .engine_plug import EnginePlug
-    from .scheduler_plug import SchedulerPlug
-    from .tokenizer_plug import TokenizerPlug
 
 MAX_TOKEN_TEXTS = 1 << 16  # remembered: one costs 25 us, and a request may ask for 20 with every token
 
 
-def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
+def start_tokenizer(args: Mapping[str, str]) -> WatchedPlug:
     """Raises ConfigError."""
-    leave_without_teardown()
+    heartbeat = begin()
     log_to_triton()
     model, config = model_folder_from_environment(), config_from_environment()
     keep_torch_out(model)
@@ -56,12 +61,13 @@ def start_tokenizer(args: Mapping[str, str]) -> TokenizerPlug:
     publisher.start()
     note = report.note if config.telemetry.metrics else None
     most_waiting = config.scheduler.max_queued_requests
-    return TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher, most_waiting)
+    plug = TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher, most_waiting)
+    return WatchedPlug(plug, heartbeat.busy("a call of Triton's", config.watch.call_s))
 
 
-def start_engine(args: Mapping[str, str]) -> EnginePlug:
+def start_engine(args: Mapping[str, str]) -> WatchedPlug:
     """Loads the model and runs it once, with progress in the log. Raises ConfigError."""
-    leave_without_teardown()
+    heartbeat = begin()
     from ..engine.service import build_engine
     from ..telemetry.step_meter import StepMeter
     from .engine_plug import EnginePlug
@@ -80,16 +86,27 @@ def start_engine(args: Mapping[str, str]) -> EnginePlug:
         config,
         lambda message: pb_utils.Logger.log_info(f"{name}: {message}"),
         meter if settings.telemetry.metrics else None,
+        heartbeat.busy("a step on the device", settings.watch.step_s),
     )
     place_engine(plan)
     publisher = engine_publisher(settings.telemetry, meter)
     publisher.start()
-    return EnginePlug(service, config.stream_idle_s, publisher)
+    plug = EnginePlug(service, config.stream_idle_s, publisher)
+    return WatchedPlug(plug, heartbeat.busy("a call of Triton's", settings.watch.call_s))
 
 
-def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
+def start_engine_calls(args: Mapping[str, str]) -> WatchedPlug:
+    """Raises ConfigError."""
+    heartbeat = begin()
+    from .call_relay import CallRelay
+
+    limit_s = config_from_environment().watch.call_s
+    return WatchedPlug(CallRelay(), heartbeat.busy("a call of Triton's", limit_s))
+
+
+def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
     """Raises ConfigError. Engines are called first when a request comes: they may still be loading."""
-    leave_without_teardown()
+    heartbeat = begin()
     log_to_triton()
     model, config = model_folder_from_environment(), config_from_environment()
     keep_torch_out(model)
@@ -124,8 +141,17 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
     publisher = scheduler_publisher(telemetry, observer, registry, spans)
     publisher.start()
     text = TimedTextStreams(streams, observer.detokenize) if telemetry.metrics else streams
-    return SchedulerPlug(
-        SchedulerService(engines, text, config.scheduler, observer),
+    limit_s = config.watch.call_s
+    service = SchedulerService(
+        engines,
+        text,
+        config.scheduler,
+        observer,
+        in_round=heartbeat.busy("a round of the scheduling thread", limit_s),
+        in_send=heartbeat.busy("a response on its way to Triton", limit_s),
+    )
+    plug = SchedulerPlug(
+        service,
         BlsTokenizer(config.scheduler.max_queued_requests),
         lambda: model_limits(first_load(), tokenizer, config.scheduler),
         lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: token_text(streams, token_id)),
@@ -136,6 +162,13 @@ def start_scheduler(args: Mapping[str, str]) -> SchedulerPlug:
         os.environ.get(DRAIN_KEY_ENV, ""),
         observer.send if telemetry.metrics else None,
     )
+    return WatchedPlug(plug, heartbeat.busy("a call of Triton's", limit_s))
+
+
+def begin() -> Heartbeat:
+    """Before all else, so that a process is watched, and ends with its server, while it still loads."""
+    leave_without_teardown()
+    return Heartbeat(heartbeat_from_environment())
 
 
 def model_limits(load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:

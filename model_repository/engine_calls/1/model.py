@@ -6,9 +6,12 @@ Imports stand in `initialize`: Triton also loads this file once in a throw-away 
 
 class TritonPythonModel:
     def initialize(self, args):
-        from tritandem.triton_io.call_relay import CallRelay
+        from tritandem.triton_io.start import start_engine_calls
 
-        self._plug = CallRelay()
+        self._plug = start_engine_calls(args)
 
     def execute(self, requests):
         self._plug.execute(requests)
+
+    def finalize(self):
+        self._plug.close()
