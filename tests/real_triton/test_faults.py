@@ -17,20 +17,21 @@ from tritandem_client import TritandemClientError
 
 pytestmark = pytest.mark.triton
 
-# Which process gets which signal, one after the other: KILL and STOP of a model's process, of tritonserver, of its guardian.
+# Which process gets which signal, one after the other: KILL or STOP; a model, tritonserver or guardian.
 FAULTS = os.environ.get("TRITANDEM_TEST_FAULTS", "KILL:engine STOP:scheduler STOP:guardian").split()
 SIGTERMS = int(os.environ.get("TRITANDEM_TEST_SIGTERMS", "1"))
 # A process that is gone shows at once, one that is stopped after a moment.
 ENDS_WITHIN_S = {"KILL": 5.0, "STOP": 10.0}
-# How a request ends that runs, or comes, while a process is gone. Without the one that answers, or without the server,
-# nothing is left to send an error: the connection ends. Without the tokenizer, running answers complete.
+# How a request may end that runs, or comes, while a process is gone. Without the one that answers, or without the server,
+# nothing is left to send an error: the connection ends. Without the tokenizer, running answers complete; without the
+# relay of calls as well, unless their engine is asked something meanwhile.
 RUNNING_ENDS = {
-    "engine": "Failed",
-    "engine_calls": "Failed",
-    "scheduler": "ConnectionFailed",
-    "tritonserver": "ConnectionFailed",
-    "guardian": "ConnectionFailed",
-    "tokenizer": "",
+    "engine": {"Failed"},
+    "engine_calls": {"Failed", ""},
+    "scheduler": {"ConnectionFailed"},
+    "tritonserver": {"ConnectionFailed"},
+    "guardian": {"ConnectionFailed"},
+    "tokenizer": {""},
 }
 
 VICTIM = """
@@ -71,7 +72,8 @@ def test_whichever_process_is_lost_requests_end_and_the_server_comes_back() -> N
     with served_model() as served:
         for fault in FAULTS:
             number, _, name = fault.partition(":")
-            bounded = {"max_tokens": 40} if RUNNING_ENDS[name] == "" else {}
+            completes = "" in RUNNING_ENDS[name]
+            bounded = {"max_tokens": 40} if completes else {}
             running = readers(served, 1, **bounded)
             triton = served.triton_pid()
             left = [path for path in files_in_shm() if str(path).startswith(served.mark())]
@@ -82,8 +84,8 @@ def test_whichever_process_is_lost_requests_end_and_the_server_comes_back() -> N
             unready_s = time.monotonic() - lost_s
             for reader in running:
                 reader.thread.join(120)
-                assert ("" if reader.error is None else type(reader.error).__name__) == RUNNING_ENDS[name]
-                if RUNNING_ENDS[name]:
+                assert ("" if reader.error is None else type(reader.error).__name__) in RUNNING_ENDS[name]
+                if not completes:
                     assert reader.ended_s - lost_s < ENDS_WITHIN_S[number], reader
             ended_s = max(reader.ended_s for reader in running) - lost_s
             served.wait_said("ready: ", 600)

@@ -10,16 +10,28 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tritandem.host import Refusal
 from tritandem.placement.cpu_list import parse_cpus
 from tritandem.server import command, guardian
+from tritandem.server.health import stub_models
 from tritandem.server.launcher import ServerDied, TritonServer
 from tritandem.server.locate import TritonInstall
 from tritandem.server.options import ServeOptions
 from tritandem.server.ports import free_ports
+
+SHM = Path("/dev/shm")
+
+
+def state(pid: int) -> str:
+    """The kernel's letter; X: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def session_of(leader: int) -> list[int]:
@@ -163,7 +175,7 @@ def test_a_server_that_ignores_the_drain_is_killed_with_its_stubs(make_server) -
 def test_stubs_and_shared_memory_do_not_outlive_a_server_that_was_killed(make_server) -> None:
     with make_server({"shm": True}) as server:
         leader = os.getsid(server.pid)
-        region = Path("/dev/shm") / f"{server.shm_prefix}region"
+        region = SHM / f"{server.shm_prefix}region"
         assert region.exists()
         os.kill(server.pid, signal.SIGKILL)
         assert wait_until_gone(leader) == []
@@ -171,14 +183,67 @@ def test_stubs_and_shared_memory_do_not_outlive_a_server_that_was_killed(make_se
         assert not region.exists()
 
 
-def test_the_server_does_not_outlive_its_guardian(make_server) -> None:
+def test_nothing_outlives_a_guardian_that_was_killed(make_server) -> None:
+    with make_server({"shm": True}) as server:
+        leader, mark = os.getsid(server.pid), server.shm_prefix
+        folder = Path((SHM / f"{mark}lock").read_text())
+        assert folder.is_dir()
+        assert (SHM / f"{mark}region").exists()
+        os.kill(leader, signal.SIGKILL)
+        assert server.stop() == 128 + signal.SIGKILL
+        assert wait_until_gone(leader) == []
+        assert not folder.exists()
+        assert list(SHM.glob(f"{mark}*")) == []
+
+
+def killed_when_stopped(server: TritonServer, pid: int) -> None:
+    """Look after the server until a process of it that a signal has stopped is gone."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while state(pid) not in "ZX":
+        assert time.monotonic() < deadline
+        server.look_after()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("which", ["guardian", "server", "stub"])
+def test_a_process_that_was_stopped_is_killed_and_said(make_server, which: str) -> None:
+    said: list[str] = []
+    with make_server(say=said.append) as server:
+        leader = os.getsid(server.pid)
+        victim = {"guardian": leader, "server": server.pid, "stub": next(iter(stub_models(server.pid)))}[which]
+        killed_when_stopped(server, victim)
+        assert server.stop(timeout_s=5.0) == (0 if which == "stub" else 128 + signal.SIGKILL)
+        assert wait_until_gone(leader) == []
+    name = {"guardian": "the guardian", "server": "tritonserver", "stub": "the process of "}[which]
+    assert said == [f"{name} has been stopped by a signal: killed"]
+
+
+def test_a_stop_does_not_wait_for_a_process_that_was_stopped(make_server) -> None:
     with make_server() as server:
-        guardian = os.getsid(server.pid)
-        os.kill(guardian, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{server.pid}").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not Path(f"/proc/{server.pid}").exists()
+        os.kill(os.getsid(server.pid), signal.SIGSTOP)
+        begun = time.monotonic()
+        assert server.stop(timeout_s=600.0) == 128 + signal.SIGKILL
+        assert time.monotonic() - begun < 60.0
+
+
+def test_regions_and_logs_are_for_nobody_else(make_server, tmp_path: Path) -> None:
+    with make_server({"shm": True}, log_path=tmp_path / "log") as server:
+        files = [tmp_path / "log", *SHM.glob(f"{server.shm_prefix}*")]
+        assert len(files) == 3
+        assert {path.stat().st_mode & 0o077 for path in files} == {0}
+
+
+def test_the_log_begins_anew_when_it_is_too_long(make_server, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with make_server(log_path=log, max_log_bytes=800) as server:
+        before = log.read_text()
+        assert len(before) > 800
+        server.look_after()
+        assert (tmp_path / "log.1").read_text() == before
+        assert server.log() == ""
+        assert server.stop() == 0
+        assert "All models are stopped" in server.log()
 
 
 OWNER = """
@@ -197,15 +262,71 @@ OWNER = """
 """
 
 
-def test_nothing_outlives_an_owner_that_was_killed(fake_install, repository) -> None:
+@pytest.fixture
+def owner(fake_install, repository) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that has started a server, and the server's guardian."""
     words = [sys.executable, "-c", textwrap.dedent(OWNER), str(fake_install.binary), str(repository)]
     words += [str(port) for port in free_ports(3)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        leader = int(owner.stdout.readline())
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        leader = int(process.stdout.readline())
         assert len(session_of(leader)) == 4
-        owner.kill()
-        assert wait_until_gone(leader) == []
+        yield process, leader
+        process.kill()
+    wait_until_gone(leader)
+
+
+def traces_of(leader: int) -> tuple[str, list[Path]]:
+    """The mark of a guardian's run, and its files and folder."""
+    mark = Path(f"/proc/{leader}/cmdline").read_text().split("\0")[6]
+    return mark, [Path((SHM / f"{mark}lock").read_text()), *SHM.glob(f"{mark}*")]
+
+
+def test_nothing_outlives_an_owner_that_was_killed(owner) -> None:
+    process, leader = owner
+    _, traces = traces_of(leader)
+    process.kill()
+    assert wait_until_gone(leader) == []
+    assert [path for path in traces if path.exists()] == []
+
+
+def test_what_a_killed_owner_and_guardian_leave_is_removed_by_the_next_start_and_a_live_servers_is_not(
+    owner, make_server
+) -> None:
+    process, leader = owner
+    mark, traces = traces_of(leader)
+    stubs = [pid for pid in session_of(leader) if guardian.is_stub_of(mark, str(pid))]
+    assert len(stubs) == 2
+    with make_server() as other:
+        living = list(SHM.glob(f"{other.shm_prefix}*"))
+        os.kill(leader, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        while state(leader) not in "ZX":
+            time.sleep(0.01)
+        assert all(path.exists() for path in traces)
+        with make_server():
+            assert [path for path in traces if path.exists()] == []
+            assert wait_until_gone(leader) == []
+            assert all(path.exists() for path in living)
+            assert other.is_ready()
+
+
+def test_a_guardian_whose_launcher_falls_silent_ends_the_server_and_the_launcher(monkeypatch) -> None:
+    monkeypatch.setattr(guardian, "LAUNCHER_SILENCE_S", 0.2)
+    monkeypatch.setattr(guardian, "LOOK_S", 0.05)
+    launcher, control = socket.socketpair()
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK)
+    with launcher, control, subprocess.Popen(["/bin/sleep", "600"]) as server:
+        launcher.send(b".")
+        watch = guardian.Watch(server.pid, control, wake_read, lambda tell_drained: tell_drained(), 30.0)
+        status = watch.run()
+        server.returncode = status
+        assert os.WTERMSIG(status) == signal.SIGTERM
+        assert watch.launcher_hangs
+        assert launcher.recv(100).decode().strip() == guardian.DRAINED
+    os.close(wake_read)
+    os.close(wake_write)
 
 
 def test_the_server_does_not_feel_the_owners_ctrl_c(make_server) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
+from tritandem.server.health import stub_models
 from tritandem.server.supervisor import Supervisor, Trouble, lost_stubs
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_s=0.01, max_delay_s=0.02)
@@ -101,6 +102,16 @@ def test_a_server_that_dies_is_restarted_until_patience_ends(make_server, said) 
     assert said.count("tritonserver was ended by SIGSEGV") == 3
 
 
+def test_a_server_that_has_been_ready_is_restarted_for_ever_unless_a_limit_is_set(make_server, said) -> None:
+    for_ever = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
+    crashes = [crash] * 7
+    assert Supervisor(make_server, for_ever, said.append).run(each_time_ready(*crashes, stop(signal.SIGTERM))) == 0
+    assert "restart 7 in 0 s" in said
+    assert all(
+        (pause := delay_s(RestartPolicy(), failures)) is not None and pause <= 30.0 for failures in range(1, 5000)
+    )
+
+
 def test_a_server_that_dies_once_serves_again(make_server, said) -> None:
     assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(crash, stop(signal.SIGTERM))) == 0
 
@@ -109,6 +120,34 @@ def test_a_lost_model_process_means_a_restart(make_server, said, monkeypatch) ->
     monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.2)
     assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(lose_a_stub, stop(signal.SIGTERM))) == 0
     assert "1 of 2 model processes have died" in said
+
+
+def test_a_model_process_that_was_stopped_means_a_restart(make_server, said, monkeypatch) -> None:
+    monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.2)
+
+    def stop_a_stub(server: TritonServer) -> None:
+        os.kill(next(iter(stub_models(server.pid))), signal.SIGSTOP)
+
+    def make() -> TritonServer:
+        return make_server(say=said.append)
+
+    assert Supervisor(make, QUICK, said.append).run(each_time_ready(stop_a_stub, stop(signal.SIGTERM))) == 0
+    assert [line for line in said if "killed" in line or "died" in line] == [
+        "the process of  has been stopped by a signal: killed",
+        "1 of 2 model processes have died",
+    ]
+
+
+@pytest.mark.parametrize("which", ["server", "guardian"])
+def test_a_stopped_server_or_guardian_means_a_restart(make_server, said, which: str) -> None:
+    def stop_it(server: TritonServer) -> None:
+        os.kill(server.pid if which == "server" else os.getsid(server.pid), signal.SIGSTOP)
+
+    def make() -> TritonServer:
+        return make_server(say=said.append)
+
+    assert Supervisor(make, QUICK, said.append).run(each_time_ready(stop_it, stop(signal.SIGTERM))) == 0
+    assert "tritonserver was ended by SIGKILL" in said
 
 
 def test_a_signal_cuts_the_drain_of_a_sick_server_short_and_ends_with_0(make_server, said, monkeypatch) -> None:

@@ -80,8 +80,11 @@ def main():
         prefix = next(v for v in flags["backend-config"] if "shm-region" in v).partition("=")[2]
         with open(f"/dev/shm/{prefix}region", "w"):
             pass
+    # `tail -f` waits for ever and takes any words; as a real stub's, one of them is the name of its region.
+    prefix = "".join(value.partition("=")[2] for value in flags["backend-config"] if "shm-region" in value)
+    words = ["triton_python_backend_stub", "-f", "/dev/null", f"{prefix}region"]
     stubs = [
-        subprocess.Popen(["triton_python_backend_stub", "60"], executable="/bin/sleep")
+        subprocess.Popen(words, executable="/usr/bin/tail", stderr=subprocess.DEVNULL)
         for _ in range(behaviour.get("stubs", 2))
     ]
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
