@@ -22,7 +22,7 @@ FAULTS = os.environ.get("TRITANDEM_TEST_FAULTS", "KILL:engine STOP:scheduler STO
 SIGTERMS = int(os.environ.get("TRITANDEM_TEST_SIGTERMS", "1"))
 # A process that is gone shows at once, one that is stopped after a moment.
 ENDS_WITHIN_S = {"KILL": 5.0, "STOP": 10.0}
-# How a request may end that runs, or comes, while a process is gone. Without the one that answers, or without the server,
+# How a request may end that runs, or comes, while a process is gone. Without the one that answers, or without Triton,
 # nothing is left to send an error: the connection ends. Without the tokenizer, running answers complete; without the
 # relay of calls as well, unless their engine is asked something meanwhile.
 RUNNING_ENDS = {
