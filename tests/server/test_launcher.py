@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -75,6 +76,16 @@ def test_the_server_runs_where_it_was_told_to_and_its_children_know_what_else_th
     assert environment["TRITANDEM_PLACEMENT"] == f"server={first}"
     assert parse_cpus(environment["TRITANDEM_ALLOWED_CPUS"]) == allowed
     assert os.sched_getaffinity(0) == allowed
+
+
+def test_the_server_may_open_as_many_files_as_the_machine_lets_it(make_server) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        with make_server() as server:
+            assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0] == min(hard, guardian.MOST_DESCRIPTORS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_operators_own_thread_counts_and_device_order_stay() -> None:

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tritandem.config import Config
 from tritandem.contracts import ConfigError
 from tritandem.host import Refusal
 from tritandem.server import preflight
@@ -54,6 +55,14 @@ def test_an_empty_file_is_no_model(model_folder: Path) -> None:
 def test_random_weights_need_no_weight_files(model_folder: Path) -> None:
     (model_folder / "model.safetensors").unlink()
     preflight.refuse_model_folder(model_folder, needs_weights=False)
+
+
+def test_too_few_open_files_are_refused_and_few_are_said() -> None:
+    with pytest.raises(Refusal, match="256 files may be open, 512 are needed: raise the hard limit"):
+        preflight.refuse_descriptors(256)
+    preflight.refuse_descriptors(512)
+    assert preflight.connections_left(1024, Config()).startswith("room for 768 connections, and scheduler.max_queued")
+    assert preflight.connections_left(4096 + 256, Config()) == ""
 
 
 def test_a_busy_port_is_named_with_its_flag() -> None:

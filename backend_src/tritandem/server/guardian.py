@@ -107,11 +107,17 @@ def keep_to(cpus: list[int]) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Every connection takes one; a soft limit is a default for programs that use select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    """Every connection takes one; the soft limit is a default for programs that use select()."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def descriptor_limit() -> int:
+    """How many files and connections a server that is started here may have open."""
+    soft, hard = (
+        MOST_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return max(soft, min(hard, MOST_DESCRIPTORS))
 
 
 class Watch:

@@ -31,7 +31,7 @@ from .layout import backend_folder
 from .logfile import STOPPED, LogReader, describe_end, new_log_path, open_log, start_afresh
 from .options import ServeOptions, flag_names
 from .placing import place_server
-from .preflight import check_all
+from .preflight import check_all, connections_left
 from .repository import default_repository, repository_of_run
 from .runs import Run, claim, remove_dead_runs
 
@@ -99,8 +99,10 @@ class TritonServer:
         remove_dead_runs()
         install = check_all(self.options)
         backends = backend_folder(install, cache_root())
-        limits = load_config(self.options.engine_config).watch
-        self._hung = HungWatch(limits, lambda pid: ProcessWatch(pid).waited_s() or 0.0)
+        config = load_config(self.options.engine_config)
+        if short := connections_left(guardian.descriptor_limit(), config):
+            self._say(short)
+        self._hung = HungWatch(config.watch, lambda pid: ProcessWatch(pid).waited_s() or 0.0)
         try:
             self._run = claim()
         except OSError as error:

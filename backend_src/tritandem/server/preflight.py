@@ -17,6 +17,7 @@ from ..contracts import ConfigError
 from ..host import Refusal
 from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
+from . import guardian
 from .foreign_flags import known_flags, refuse_unknown_flags
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
@@ -26,6 +27,8 @@ from .repository import engine_devices, model_names
 SHM_FOLDER = Path("/dev/shm")
 # Every stub takes 1 MB at start and grows with the tensors under way; containers default to 64 MB in all.
 MIN_SHM_BYTES = 128 << 20
+# What tritonserver has open with the project's five models and nobody connected, and as much again for a GPU's.
+OWN_DESCRIPTORS = 256
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
@@ -166,6 +169,30 @@ def refuse_shared_memory(folder: Path, needed_bytes: int = MIN_SHM_BYTES) -> Non
         )
 
 
+def check_descriptors(options: ServeOptions) -> None:
+    refuse_descriptors(guardian.descriptor_limit())
+
+
+def refuse_descriptors(limit: int) -> None:
+    """Without enough for itself, a server that many are connected to cannot answer whether it is ready."""
+    if limit < 2 * OWN_DESCRIPTORS:
+        raise Refusal(
+            f"{limit} files may be open, {2 * OWN_DESCRIPTORS} are needed",
+            "raise the hard limit: ulimit -Hn, LimitNOFILE= of systemd, or --ulimit nofile= of docker",
+        )
+
+
+def connections_left(limit: int, config: Config) -> str:
+    """What to say about `limit` open files; "": as many clients as may wait can each have a connection of their own."""
+    left = limit - OWN_DESCRIPTORS
+    if left >= config.scheduler.max_queued_requests:
+        return ""
+    return (
+        f"room for {left} connections, and scheduler.max_queued_requests is {config.scheduler.max_queued_requests}: "
+        f"raise the hard limit of open files ({limit}), or bound connections in a proxy"
+    )
+
+
 def check_ports(options: ServeOptions) -> None:
     flag_of: dict[int, str] = {}
     for flag, port in options.ports().items():
@@ -194,5 +221,6 @@ CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("model repository", check_repository),
     ("model folder", check_model),
     ("/dev/shm", check_shared_memory),
+    ("open files", check_descriptors),
     ("ports", check_ports),
 )
