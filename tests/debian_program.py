@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tritandem.host import cache_root
 
-PACKAGES = ("prometheus", "nginx")
+PACKAGES = ("prometheus", "nginx", "libnginx-mod-http-js")
 STEP_TIMEOUT_S = 20  # of each command; seconds in all where a mirror answers
 
 
@@ -37,7 +37,7 @@ def debian_program(name: str) -> str:
 @cache
 def _fetched() -> tuple[Path, str]:
     """(folder of the packages' files, "") or (a folder that does not exist, why)."""
-    target = cache_root() / "test-programs"
+    target = cache_root() / "test-programs" / "-".join(PACKAGES)
     if target.is_dir():
         return target, ""
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):

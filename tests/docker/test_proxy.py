@@ -5,6 +5,7 @@ Two stand-ins for Triton behind it, HTTP and gRPC, tell what reached them.
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,7 +28,8 @@ from tritandem.server.health import READY_PATH
 from tritandem.server.ports import free_ports
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-KEY = "Bearer replace-me"  # of keys.map.example
+KEY, TRUSTED_KEY = "Bearer replace-me", "Bearer replace-me-too"  # of keys.map.example
+GENERATE = "/v2/models/ensemble/generate"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -35,18 +38,19 @@ class Proxy:
     port: int
     certificate: bytes
     seen: list[tuple[str, str | None]] = field(default_factory=list)  # path, Authorization that reached Triton
+    bodies: list[bytes] = field(default_factory=list)
 
-    def ask(self, method: str, path: str, key: str | None = KEY, body: bytes = b"") -> int:
+    def ask(self, method: str, path: str, key: str | None = KEY, body: bytes = b"", **headers: str) -> int:
         """The status of one HTTPS request."""
         context = ssl.create_default_context(cadata=self.certificate.decode())
         connection = http.client.HTTPSConnection("localhost", self.port, timeout=20, context=context)
         try:
-            connection.request(method, path, body, {"Authorization": key} if key else {})
+            connection.request(method, path, body, headers | ({"Authorization": key} if key else {}))
             return connection.getresponse().status
         finally:
             connection.close()
 
-    def stream(self, method: str, messages: list[bytes], key: str | None = KEY) -> list[bytes]:
+    def stream(self, method: str, messages: list[bytes], key: str | None = TRUSTED_KEY) -> list[bytes]:
         """The answers of one gRPC stream. Raises grpc.RpcError."""
         credentials = grpc.ssl_channel_credentials(self.certificate)
         with grpc.secure_channel(f"localhost:{self.port}", credentials) as channel:
@@ -55,11 +59,11 @@ class Proxy:
             return list(call(iter(messages), metadata=metadata, timeout=20))
 
 
-def http_stand_in(port: int, seen: list[tuple[str, str | None]]) -> ThreadingHTTPServer:
+def http_stand_in(port: int, found: Proxy) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            seen.append((self.path, self.headers.get("Authorization")))
+            found.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            found.seen.append((self.path, self.headers.get("Authorization")))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -86,6 +90,9 @@ class EchoEverything(grpc.GenericRpcHandler):
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     program = debian_program("nginx")
+    modules = Path(program).parents[1] / "lib/nginx/modules"
+    if not (modules / "ngx_http_js_module.so").is_file():
+        pytest.skip(f"nginx has no module njs in {modules} (Debian package libnginx-mod-http-js)")
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "certificates").mkdir()
     key, certificate = folder / "certificates/server.key", folder / "certificates/server.crt"
@@ -93,9 +100,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(words, check=True, capture_output=True, timeout=60)
     shutil.copy(DOCKER / "proxy/keys.map.example", folder / "keys.map")
+    shutil.copy(DOCKER / "proxy/body_check.js", folder)
     port, http_port, grpc_port = free_ports(3)
     text = (DOCKER / "proxy/nginx.conf").read_text()
     for old, new in (
+        ("load_module modules", f"load_module {modules}"),
         ("server:8000", f"127.0.0.1:{http_port}"),
         ("server:8001", f"127.0.0.1:{grpc_port}"),
         ("listen 8443", f"listen 127.0.0.1:{port}"),
@@ -105,7 +114,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         text = text.replace(old, new)
     (folder / "nginx.conf").write_text(re.sub(r"/tmp/nginx", f"{folder}/nginx", text))
     found = Proxy(port, certificate.read_bytes())
-    server = http_stand_in(http_port, found.seen)
+    server = http_stand_in(http_port, found)
     echo = grpc.server(ThreadPoolExecutor(4), handlers=(EchoEverything(found.seen),))
     echo.add_insecure_port(f"127.0.0.1:{grpc_port}")
     echo.start()
@@ -173,11 +182,50 @@ def test_what_administers_triton_does_not_exist_outside(proxy: Proxy, path: str)
 
 def test_bodies_are_limited(proxy: Proxy) -> None:
     proxy.seen.clear()
-    assert proxy.ask("POST", "/v2/models/ensemble/generate", body=b"x" * (5 << 20)) == 413
+    assert proxy.ask("POST", GENERATE, body=b"x" * (5 << 20)) == 413
     assert proxy.seen == []
 
 
-def test_a_grpc_stream_passes_with_a_key(proxy: Proxy) -> None:
+DEEP = {
+    "200 kB of brackets": b"[" * 200_000,
+    "objects": b'{"a":' * 257,
+    "lists after a string": b'{"text_input": "a", "x": ' + b"[" * 257,
+    "after a string that ends with a backslash": rb'{"a": "\\", "x": ' + b"[" * 257,
+    "after a broken character that would hide a quote": b'{"a": "\xc3", "x": ' + b"[" * 257,
+    "in an object without an end of its string": b"[" * 257 + b'"',
+}
+
+
+@pytest.mark.parametrize("body", DEEP.values(), ids=DEEP)
+def test_a_body_that_would_end_tritons_process_does_not_reach_it(proxy: Proxy, body: bytes) -> None:
+    proxy.seen.clear()
+    assert proxy.ask("POST", GENERATE, body=body) == 400
+    assert proxy.seen == []
+
+
+FLAT = {
+    "nothing": b"",
+    "as many brackets as are allowed": b"[" * 256,
+    "brackets in a text": b'{"text_input": "' + rb"[{\"" * 500_000 + b'", "max_tokens": 4}',
+    "brackets after an escaped quote": rb'{"text_input": "\"' + b"[" * 1000 + b'"}',
+    "a long text of several bytes a character": b'{"text_input": "' + "日本[".encode() * 300_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("body", FLAT.values(), ids=FLAT)
+def test_other_bodies_arrive_as_they_were_sent(proxy: Proxy, body: bytes) -> None:
+    proxy.bodies.clear()
+    assert proxy.ask("POST", GENERATE, body=body) == 200
+    assert proxy.bodies == [body]
+
+
+def test_a_body_that_cannot_be_looked_at_is_refused(proxy: Proxy) -> None:
+    proxy.seen.clear()
+    assert proxy.ask("POST", GENERATE, body=gzip.compress(b"[" * 200_000), **{"Content-Encoding": "gzip"}) == 415
+    assert proxy.seen == []
+
+
+def test_a_grpc_stream_passes_with_a_trusted_key(proxy: Proxy) -> None:
     proxy.seen.clear()
     assert proxy.stream(STREAM, [b"one", b"two"]) == [b"echo one", b"echo two"]
     [(method, key)] = proxy.seen
@@ -190,9 +238,10 @@ def test_a_grpc_stream_passes_with_a_key(proxy: Proxy) -> None:
     [
         (STREAM, None, grpc.StatusCode.UNAUTHENTICATED),
         (STREAM, "Bearer wrong", grpc.StatusCode.UNAUTHENTICATED),
-        ("/inference.GRPCInferenceService/RepositoryModelUnload", KEY, grpc.StatusCode.UNIMPLEMENTED),
-        ("/inference.GRPCInferenceService/SystemSharedMemoryRegister", KEY, grpc.StatusCode.UNIMPLEMENTED),
-        ("/inference.GRPCInferenceService/ModelInfer", KEY, grpc.StatusCode.UNIMPLEMENTED),
+        (STREAM, KEY, grpc.StatusCode.PERMISSION_DENIED),
+        ("/inference.GRPCInferenceService/RepositoryModelUnload", TRUSTED_KEY, grpc.StatusCode.UNIMPLEMENTED),
+        ("/inference.GRPCInferenceService/SystemSharedMemoryRegister", TRUSTED_KEY, grpc.StatusCode.UNIMPLEMENTED),
+        ("/inference.GRPCInferenceService/ModelInfer", TRUSTED_KEY, grpc.StatusCode.UNIMPLEMENTED),
     ],
 )
 def test_other_grpc_calls_do_not(proxy: Proxy, method: str, key: str | None, code: grpc.StatusCode) -> None:
