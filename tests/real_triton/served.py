@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tritandem_client import Client
 
-LONG = {"max_tokens": 2000, "sampling_parameters": {"ignore_eos": True}}
+LONG = {"max_tokens": 4000, "sampling_parameters": {"ignore_eos": True}}
 ENDED = "no more is said"
 WAYS = [(protocol, model) for protocol in ("grpc", "http") for model in ("scheduler", "ensemble")]
 

@@ -123,7 +123,7 @@ def undisturbed(client: RawClient, model: str) -> Iterator[None]:
         "stream": number(True, np.bool_),
         "return_num_output_tokens": number(True, np.bool_),
     }
-    bystander = client.stream(model, counting | {"max_tokens": number(4000, np.int32)}, request_id="bystander")
+    bystander = client.stream(model, counting | {"max_tokens": number(8000, np.int32)}, request_id="bystander")
     responses = iter(bystander)
     seen = [next(responses)]
     yield
@@ -193,7 +193,7 @@ def test_refusals_are_counted_once_on_every_way(server: TritonServer, client: Ra
         client.error(model, PROMPT | {"top_p": number(7, np.float32)})
         client.error(model, {"text_input": text("")})
         client.error(model, {"text_input": text("x" * 1_000_000)})
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + 60.0
     while (counted := refused_so_far(server) - before) < 6:
         assert time.monotonic() < end_s, f"{counted} of 6 counted"
         time.sleep(0.1)

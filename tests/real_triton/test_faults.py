@@ -20,8 +20,8 @@ pytestmark = pytest.mark.triton
 # Which process gets which signal, one after the other: KILL or STOP; a model, tritonserver or guardian.
 FAULTS = os.environ.get("TRITANDEM_TEST_FAULTS", "KILL:engine STOP:scheduler STOP:guardian").split()
 SIGTERMS = int(os.environ.get("TRITANDEM_TEST_SIGTERMS", "1"))
-# A process that is gone shows at once, one that is stopped after a moment.
-ENDS_WITHIN_S = {"KILL": 5.0, "STOP": 10.0}
+# Far less than the answers would take, on any CPU.
+ENDS_WITHIN_S = 20.0
 # How a request may end that runs, or comes, while a process is gone. Without the one that answers, or without Triton,
 # nothing is left to send an error: the connection ends. Without the tokenizer, running answers complete; without the
 # relay of calls as well, unless their engine is asked something meanwhile.
@@ -80,13 +80,13 @@ def test_whichever_process_is_lost_requests_end_and_the_server_comes_back() -> N
             victim = pid_of(served, name)
             lost_s = time.monotonic()
             os.kill(victim, signal.Signals[f"SIG{number}"])
-            wait_ready(served, False, 10.0)
+            wait_ready(served, False, 60.0)
             unready_s = time.monotonic() - lost_s
             for reader in running:
                 reader.thread.join(120)
                 assert ("" if reader.error is None else type(reader.error).__name__) in RUNNING_ENDS[name]
                 if not completes:
-                    assert reader.ended_s - lost_s < ENDS_WITHIN_S[number], reader
+                    assert reader.ended_s - lost_s < ENDS_WITHIN_S, reader
             ended_s = max(reader.ended_s for reader in running) - lost_s
             served.wait_said("ready: ", 600)
             print(f"{fault}: unready {unready_s:.1f}, ended {ended_s:.1f}, back {time.monotonic() - lost_s:.1f} s")
@@ -108,24 +108,25 @@ def test_a_stop_under_load_completes_answers_refuses_new_ones_and_exits_0() -> N
                 )
                 for protocol, model in WAYS * 2
             ]
-            running = readers(served, 1, max_tokens=40, sampling_parameters={"ignore_eos": True})
             for victim in victims:
                 assert victim.stdout is not None
                 assert victim.stdout.readline() == b"streaming\n"
+            # Begun last: what they have left to read is what the drain has to wait for.
+            running = readers(served, 1, max_tokens=60, sampling_parameters={"ignore_eos": True})
             for victim in victims[::2]:
                 victim.kill()
             served.process.send_signal(signal.SIGTERM)
             for victim in victims:
                 victim.kill()
                 victim.communicate()
-            served.wait_said("draining", 10)
-            wait_ready(served, False, 10.0)
+            served.wait_said("draining", 60)
+            wait_ready(served, False, 60.0)
             for protocol, model in WAYS:
                 with served.client(protocol, model) as client, pytest.raises(TritandemClientError):
                     client.generate("too late", max_tokens=1)
             for reader in running:
                 reader.thread.join(120)
                 assert reader.error is None
-                assert reader.tokens == 40
+                assert reader.tokens == 60
             assert served.process.wait(150) == 0, "\n".join(served.lines)
             assert "signal (" not in served.log()

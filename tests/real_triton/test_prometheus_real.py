@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def load(server: TritonServer) -> Iterator[None]:
     wanted = {"max_tokens": number(8, np.int32), "stream": number(True, np.bool_)}
 
     def ask() -> None:
-        for turn in range(10_000):
+        for turn in itertools.count():
             if stop.is_set():
                 return
             client.answer("ensemble", {"text_input": text(f"{turn}. The capital of France is"), **wanted})
@@ -86,7 +87,7 @@ def test_every_panel_that_can_shows_the_server_and_every_rule_is_evaluated(
             "2",
             "--all",
         ]
-        end_s = time.monotonic() + 90
+        end_s = time.monotonic() + 240
         while (shown := subprocess.run(words, capture_output=True, text=True, timeout=60)).returncode:
             assert time.monotonic() < end_s, shown.stdout + (tmp_path / "log").read_text()
             time.sleep(1)
