@@ -180,7 +180,6 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int = 0  # a request that samples without one gets a random one where it is decoded, and keeps it
     logprobs: int | None = None
-    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest naming the first field out of range."""

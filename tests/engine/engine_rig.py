@@ -84,7 +84,7 @@ def loaded_model(kind: str) -> LoadedModel:
     """The same weights, ready to be served."""
     model = copy.deepcopy(reference_model(kind))
     layers = inspect_model(model)
-    return LoadedModel(model, layers, VOCAB, 256, frozenset())
+    return LoadedModel(model, layers, VOCAB, 256)
 
 
 def make_runner(kind: str = "llama", **config: Any) -> CpuRunner:
@@ -106,10 +106,10 @@ class Answer:
 class Rig:
     """A core, its outbox, and what came out of it."""
 
-    def __init__(self, runner: Runner, prefix_cache: bool = True, end_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
         self.runner = runner
         self.outbox = Outbox()
-        self.core = EngineCore(runner, self.outbox, prefix_cache, end_ids)
+        self.core = EngineCore(runner, self.outbox, prefix_cache)
         self.answers: dict[int, Answer] = {}
 
     def add(self, *requests: EngineRequest) -> None:

@@ -108,16 +108,3 @@ def test_the_context_ends_a_sequence_as_length() -> None:
     answer = Rig(make_runner(max_context_tokens=20)).run([request(0, range(15), max_tokens=50)])[0]
     assert len(answer.tokens) == 5
     assert answer.finish == FinishCode.LENGTH
-
-
-def test_end_tokens_may_be_ignored_but_stop_tokens_not() -> None:
-    free = generate("llama", range(9), 12)
-    end, stop = free[2], free[6]
-    answers = Rig(make_runner(), end_ids=frozenset({end})).run(
-        [
-            request(0, range(9), stop_ids=(end, stop)),
-            request(1, range(9), stop_ids=(end, stop), ignore_eos=True),
-        ]
-    )
-    assert answers[0].tokens == free[: free.index(end) + 1]
-    assert answers[1].tokens == free[: free.index(stop) + 1]

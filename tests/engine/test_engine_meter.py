@@ -26,9 +26,7 @@ def core(meter: StepMeter) -> EngineCore:
 
 
 def request(seq_id: int, max_tokens: int) -> EngineRequest:
-    return EngineRequest(
-        seq_id, np.arange(3, 9, dtype=np.int32), SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    )
+    return EngineRequest(seq_id, np.arange(3, 9, dtype=np.int32), SamplingParams(max_tokens=max_tokens))
 
 
 def noted(histogram: DurationCounts) -> int:

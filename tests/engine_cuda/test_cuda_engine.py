@@ -79,7 +79,7 @@ def reference_model(kind: str) -> PreTrainedModel:
 
 def loaded(kind: str, device: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     model = copy.deepcopy(reference_model(kind)).to(device, dtype)
-    return LoadedModel(model, inspect_model(model), VOCAB, CONTEXT, frozenset())
+    return LoadedModel(model, inspect_model(model), VOCAB, CONTEXT)
 
 
 def cuda_runner(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> Any:
@@ -228,7 +228,7 @@ def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.d
     from tritandem.engine.cuda_runner import CudaRunner
 
     model = truth.to("cuda", torch.bfloat16)
-    ready = LoadedModel(model, inspect_model(model), VOCAB, CONTEXT, frozenset())
+    ready = LoadedModel(model, inspect_model(model), VOCAB, CONTEXT)
     runner = CudaRunner(ready, EngineConfig(num_blocks=64, max_sequences=4, cuda_graphs=False), lambda note: None)
     seen: list[torch.Tensor] = []
     decode = runner.forward.decode

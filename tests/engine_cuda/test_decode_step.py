@@ -95,7 +95,7 @@ def test_fused_decoder_equals_the_models_own_code(kernel_device: torch.device, n
     config = copy.deepcopy(CONFIGS[name])
     for dtype in (torch.float32, torch.bfloat16) if kernel_device.type == "cuda" else (torch.float32,):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(kernel_device).eval()
-        loaded = LoadedModel(model, inspect_model(model), VOCAB, 128, frozenset())
+        loaded = LoadedModel(model, inspect_model(model), VOCAB, 128)
         notes: list[str] = []
         forward = DeviceForward(loaded, EngineConfig(), SLOTS, notes.append)  # compares both twins itself
         assert forward.fused, notes
@@ -106,7 +106,7 @@ def test_an_unrecognised_model_runs_on_its_own_code(kernel_device: torch.device)
     from tritandem.engine.device_forward_cuda import DeviceForward
 
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"]).to(kernel_device).eval()
-    loaded = LoadedModel(model, inspect_model(model), VOCAB, 128, frozenset())
+    loaded = LoadedModel(model, inspect_model(model), VOCAB, 128)
     model.model.layers[0].mlp.act_fn = torch.nn.GELU()
     assert not DeviceForward(loaded, EngineConfig(), SLOTS, lambda note: None).fused
 

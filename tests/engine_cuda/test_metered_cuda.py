@@ -31,7 +31,7 @@ def core(cuda_device: torch.device, meter: StepMeter) -> Iterator[EngineCore]:
     from tritandem.engine.cuda_runner import CudaRunner
 
     model = copy.deepcopy(reference_model("llama")).to(cuda_device)
-    loaded = LoadedModel(model, inspect_model(model), VOCAB, 256, frozenset())
+    loaded = LoadedModel(model, inspect_model(model), VOCAB, 256)
     config = EngineConfig(num_blocks=128, max_sequences=8, prefill_tokens_per_step=48)
     made = EngineCore(CudaRunner(loaded, config, lambda note: None, meter), Outbox(), meter=meter)
     yield made

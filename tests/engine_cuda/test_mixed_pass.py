@@ -43,7 +43,7 @@ class Bench:
 
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
-        loaded = LoadedModel(model, inspect_model(model), VOCAB, 128, frozenset())
+        loaded = LoadedModel(model, inspect_model(model), VOCAB, 128)
         self.forward = DeviceForward(loaded, EngineConfig(), SLOTS, lambda note: None)
         assert self.forward.fused
         self.cache = KvCache.allocate(loaded.layers, 1 + SLOTS * BLOCKS_EACH, BLOCK, torch.float32, device)

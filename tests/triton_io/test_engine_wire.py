@@ -34,7 +34,6 @@ sampling = st.builds(
     frequency_penalty=st.floats(-2, 2),
     seed=st.integers(0, 2**63 - 1),
     logprobs=st.none() | st.integers(0, 20),
-    ignore_eos=st.booleans(),
 )
 requests = st.builds(
     EngineRequest,

@@ -115,6 +115,7 @@ def test_end_id_replaces_the_models_end_tokens_and_minus_one_removes_them() -> N
     assert request(PROMPT | {"end_id": one(7, np.int32)}).stop_ids == (7,)
     assert request(PROMPT | {"end_id": one(-1, np.int32)}).stop_ids == ()
     assert sampled(ignore_eos=True).stop_ids == ()
+    assert sampled(ignore_eos=True, stop_token_ids=[2]).stop_ids == (2,), "asked for by name"
     assert sampled(stop_token_ids=[5, 2, 5]).stop_ids == (2, 5)
 
 

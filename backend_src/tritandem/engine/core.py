@@ -42,13 +42,12 @@ class EngineCore:
         runner: Runner,
         outbox: Outbox,
         prefix_cache: bool = True,
-        end_ids: frozenset[int] = frozenset(),
         meter: StepMeter | None = None,
     ) -> None:
-        """`end_ids`: the model's end-of-sequence tokens, which a request may ask to ignore. No meter, no metrics."""
+        """No meter, no metrics."""
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
-        self.residency = Residency(spec, prefix_cache, end_ids)
+        self.residency = Residency(spec, prefix_cache)
         self.budget = Budget(
             spec.prefill_tokens_per_step,
             spec.interleaved_prefill_tokens,

@@ -34,7 +34,6 @@ class LoadedModel:
     layers: list[LayerShape]
     vocab_size: int
     max_context_tokens: int  # the model's own limit
-    end_ids: frozenset[int]  # its end-of-sequence tokens
 
 
 def resolve_device(name: str) -> torch.device:
@@ -76,7 +75,7 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     on_progress("checking that its attention can be served")
     layers = inspect_model(model)
     text = model.config.get_text_config()
-    return LoadedModel(model, layers, text.vocab_size, context_tokens, _end_ids(model))
+    return LoadedModel(model, layers, text.vocab_size, context_tokens)
 
 
 def read_config(path: Path) -> PreTrainedConfig:
@@ -159,11 +158,3 @@ def fix_rotary_context(model: PreTrainedModel) -> int:
             limit = min(limit, int(original))
             module.rope_type = "default"
     return limit
-
-
-def _end_ids(model: PreTrainedModel) -> frozenset[int]:
-    ids: set[int] = set()
-    for config in (model.generation_config, model.config.get_text_config()):
-        value = getattr(config, "eos_token_id", None)
-        ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
-    return frozenset(ids)

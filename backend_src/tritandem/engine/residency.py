@@ -18,11 +18,11 @@ from .step import RunnerSpec, SlotInit
 class Residency:
     """`admit` / `release` are a pair; `grow` and `register_blocks` act in between."""
 
-    def __init__(self, spec: RunnerSpec, prefix_cache: bool, end_ids: frozenset[int]) -> None:
+    def __init__(self, spec: RunnerSpec, prefix_cache: bool) -> None:
         self.pool = BlockPool(spec.num_blocks, prefix_cache)
         self.changes = RowChanges()
         self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
-        self._num_slots, self._block_tokens, self._end_ids = spec.num_slots, spec.block_tokens, end_ids
+        self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
 
     @property
@@ -58,13 +58,12 @@ class Residency:
             self.hit_tokens += cached_tokens
         sequence.begin(slot, list(hits), cached_tokens)
         request = sequence.request
-        ignored = self._end_ids if request.sampling.ignore_eos else frozenset()
         self.changes.init(
             SlotInit(
                 slot=slot,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
-                stop_ids=tuple(token for token in request.stop_ids if token not in ignored),
+                stop_ids=tuple(request.stop_ids),
                 bad_words=request.bad_words,
                 output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
             )

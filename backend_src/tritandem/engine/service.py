@@ -45,14 +45,13 @@ class EngineService:
         self,
         runner: Runner,
         prefix_cache: bool = True,
-        end_ids: frozenset[int] = frozenset(),
         meter: StepMeter | None = None,
         in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
     ) -> None:
         self._in_step = in_step
         self.spec = runner.spec
         self._outbox = Outbox()
-        self._core = EngineCore(runner, self._outbox, prefix_cache, end_ids, meter)
+        self._core = EngineCore(runner, self._outbox, prefix_cache, meter)
         self._mail = threading.Condition()
         self._added: list[tuple[EngineRequest, int]] = []
         self._cancelled: list[int] = []
@@ -191,4 +190,4 @@ def build_engine(
         from .cpu_runner import CpuRunner
 
         runner = CpuRunner(loaded, config, meter)
-    return EngineService(runner, config.prefix_cache, loaded.end_ids, meter, in_step)
+    return EngineService(runner, config.prefix_cache, meter, in_step)

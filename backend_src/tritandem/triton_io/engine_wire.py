@@ -131,12 +131,12 @@ def _to_int64(name: str, value: float | int | None) -> int:
     return _NONE if value is None else int(value)
 
 
-def _from_int64(name: str, value: np.int64) -> float | int | bool | None:
+def _from_int64(name: str, value: np.int64) -> float | int | None:
     if name in _FLOATS:
         return float(value.view(np.float64))
     if name == "logprobs" and value == _NONE:
         return None
-    return bool(value) if name == "ignore_eos" else int(value)
+    return int(value)
 
 
 # --------------------------------------------------------------------------------------------------

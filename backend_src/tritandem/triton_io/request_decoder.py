@@ -114,7 +114,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         sampling=sampling,
         prompt_text=None if output.exclude_input else draft.prompt.text,
         stop_words=draft.fields.stop_words,
-        stop_ids=_stop_ids(draft.fields, limits, sampling.ignore_eos),
+        stop_ids=_stop_ids(draft.fields, limits),
         bad_words=tuple(_bad_word(word, limits) for word in draft.fields.bad_words),
         output=output,
         priority=limits.default_priority if draft.priority is None else draft.priority,
@@ -209,9 +209,9 @@ def _check_ids(prompt: PromptSource, input_ids: Int32Array, limits: ModelLimits)
         raise InvalidRequest("input_ids", low if low < 0 else high, f"ids in 0..{limits.vocab_size - 1}")
 
 
-def _stop_ids(fields: SamplingFields, limits: ModelLimits, ignore_eos: bool) -> tuple[int, ...]:
+def _stop_ids(fields: SamplingFields, limits: ModelLimits) -> tuple[int, ...]:
     ends = limits.end_ids if fields.end_id is None else (fields.end_id,)
-    if ignore_eos or fields.end_id == -1:
+    if fields.ignore_eos or fields.end_id == -1:
         ends = ()
     stop_ids = tuple(dict.fromkeys((*ends, *fields.stop_token_ids)))
     for name, ids in (("end_id", ends), ("stop_token_ids", fields.stop_token_ids)):

@@ -41,12 +41,18 @@ class SamplingFields:
     stop_token_ids: tuple[int, ...] = ()
     end_id: int | None = None
 
+    @property
+    def ignore_eos(self) -> bool:
+        """Whether the model's own end tokens end nothing."""
+        return bool(self.numbers.get("ignore_eos", False))
+
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """Apply the defaults: greedy unless sampling was asked for, a random seed for who samples without one.
 
         Raises InvalidRequest.
         """
         numbers = dict(self.numbers)
+        numbers.pop("ignore_eos", None)
         numbers.setdefault("max_tokens", max_tokens)
         numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
         if numbers.get("top_k") == -1:
