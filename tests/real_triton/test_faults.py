@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,35 +69,42 @@ def files_in_shm() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith("tritandem_")}
 
 
-def test_whichever_process_is_lost_requests_end_and_the_server_comes_back() -> None:
-    with served_model() as served:
-        for fault in FAULTS:
-            number, _, name = fault.partition(":")
-            completes = "" in RUNNING_ENDS[name]
-            bounded = {"max_tokens": 40} if completes else {}
-            running = readers(served, 1, **bounded)
-            triton = served.triton_pid()
-            left = [path for path in files_in_shm() if str(path).startswith(served.mark())]
-            victim = pid_of(served, name)
-            lost_s = time.monotonic()
-            os.kill(victim, signal.Signals[f"SIG{number}"])
-            wait_ready(served, False, 60.0)
-            unready_s = time.monotonic() - lost_s
-            for reader in running:
-                reader.thread.join(120)
-                assert ("" if reader.error is None else type(reader.error).__name__) in RUNNING_ENDS[name]
-                if not completes:
-                    assert reader.ended_s - lost_s < ENDS_WITHIN_S, reader
-            ended_s = max(reader.ended_s for reader in running) - lost_s
-            served.wait_said("ready: ", 600)
-            print(f"{fault}: unready {unready_s:.1f}, ended {ended_s:.1f}, back {time.monotonic() - lost_s:.1f} s")
-            assert not any(Path(f"/proc/{pid}").exists() for pid in (victim, triton))
-            assert left
-            assert not files_in_shm().intersection(left)
-            with served.client() as client:
-                assert client.generate("The capital of France is", max_tokens=4).text.startswith(" Paris")
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(60) == 0
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """Ready whenever a test begins, whatever the one before has done to it."""
+    with served_model() as running:
+        yield running
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whichever_process_is_lost_requests_end_and_the_server_comes_back(served: Served, fault: str) -> None:
+    number, _, name = fault.partition(":")
+    completes = "" in RUNNING_ENDS[name]
+    running = readers(served, 1, **({"max_tokens": 40} if completes else {}))
+    triton, victim = served.triton_pid(), pid_of(served, name)
+    files = [file for file in files_in_shm() if file.startswith(served.mark())]
+    lost_s = time.monotonic()
+    os.kill(victim, signal.Signals[f"SIG{number}"])
+    wait_ready(served, False, 60.0)
+    unready_s = time.monotonic() - lost_s
+    for reader in running:
+        reader.thread.join(120)
+        assert ("" if reader.error is None else type(reader.error).__name__) in RUNNING_ENDS[name]
+        if not completes:
+            assert reader.ended_s - lost_s < ENDS_WITHIN_S, reader
+    served.wait_said("starting Triton", 200)
+    gone_s = time.monotonic() - lost_s
+    served.wait_said("ready: ", 600)
+    ended_s = max(reader.ended_s for reader in running) - lost_s
+    back_s = time.monotonic() - lost_s
+    print(f"{fault}: unready {unready_s:.1f}, ended {ended_s:.1f}, started {gone_s:.1f}, back {back_s:.1f} s")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (victim, triton))
+    assert files
+    assert not files_in_shm().intersection(files)
+    with served.client() as client:
+        assert client.generate("The capital of France is", max_tokens=4).text.startswith(" Paris")
 
 
 def test_a_stop_under_load_completes_answers_refuses_new_ones_and_exits_0() -> None:

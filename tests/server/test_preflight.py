@@ -65,6 +65,11 @@ def test_too_few_open_files_are_refused_and_few_are_said() -> None:
     assert preflight.connections_left(4096 + 256, Config()) == ""
 
 
+def test_no_host_is_not_every_host() -> None:
+    with pytest.raises(Refusal, match="--host: given '': allowed: an address"):
+        preflight.check_ports(ServeOptions(None, Path("/"), host=""))
+
+
 def test_a_busy_port_is_named_with_its_flag() -> None:
     free = free_ports(2)
     with socket.socket() as taken:

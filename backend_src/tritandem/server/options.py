@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK}
+_WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 # Flags that Triton accepts several times; any other one of the user's replaces ours.
 REPEATABLE_FLAGS = frozenset({"backend-config", "metrics-config", "trace-config", "host-policy", "cache-config"})
 

@@ -194,6 +194,8 @@ def connections_left(limit: int, config: Config) -> str:
 
 
 def check_ports(options: ServeOptions) -> None:
+    if not options.host:
+        raise Refusal("--host: given ''", "allowed: an address of this machine, or 0.0.0.0 for all of them")
     flag_of: dict[int, str] = {}
     for flag, port in options.ports().items():
         if port in flag_of:
