@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from tritandem.contracts import Saturated
-from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer
+from tritandem.contracts import DeadlineExpired, Saturated
+from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer, error_of
 from tritandem.triton_io.prompt_source import PromptSource
+from tritandem.triton_io.text_turns import Turn
 
 SHORT, LONG = PromptSource(text="short"), PromptSource(text="x" * (LONG_CHARS + 1))
 LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * (LONG_CHARS + 1)}])
@@ -46,8 +48,8 @@ def tokenizer() -> Iterator[Tokenizer]:
 def test_a_short_text_waits_for_no_number_of_long_ones(tokenizer: Tokenizer) -> None:
     bls, done = BlsTokenizer(100, threads=2), queue.Queue[int]()
     for prompt in (LONG, LONG_CHAT) * 5:
-        bls.submit(prompt, "", lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
-    bls.submit(SHORT, "", lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
+        bls.submit(prompt, Turn(), lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
+    bls.submit(SHORT, Turn(), lambda ids, at_ns: done.put(int(ids[0])), pytest.fail)
     assert done.get(timeout=5) == len("short")
     tokenizer.release.set()
     bls.close()
@@ -57,17 +59,32 @@ def test_a_short_text_waits_for_no_number_of_long_ones(tokenizer: Tokenizer) -> 
 def test_one_text_too_many_is_refused_and_the_next_finds_room_again(tokenizer: Tokenizer) -> None:
     bls, done = BlsTokenizer(3, threads=1), queue.Queue[int]()
 
-    def submit(prompt: PromptSource) -> None:
-        bls.submit(prompt, "", lambda ids, at_ns: done.put(len(ids)), pytest.fail)
+    def submit(prompt: PromptSource, tenant: str) -> None:
+        bls.submit(prompt, Turn(tenant=tenant), lambda ids, at_ns: done.put(len(ids)), pytest.fail)
 
-    for _ in range(3):
-        submit(LONG)
-    for prompt in (LONG, SHORT):
-        with pytest.raises(Saturated, match=r"3 texts are waiting for the tokenizer; retry after 1\.0 s"):
-            submit(prompt)
+    submit(LONG, "greedy")
+    submit(LONG, "greedy")
+    with pytest.raises(Saturated, match=r"2 texts are waiting for the tokenizer; retry after 1\.0 s"):
+        submit(LONG, "greedy")
+    submit(LONG, "modest")
+    for tenant in ("greedy", "another"):
+        with pytest.raises(Saturated, match=r"3 texts are waiting"):
+            submit(SHORT, tenant)
     tokenizer.release.set()
     for _ in range(3):
         done.get(timeout=5)
     bls.close()
     assert done.empty()
     assert len(bls._waiting) == 0
+
+
+def test_a_text_whose_deadline_has_passed_is_not_encoded(tokenizer: Tokenizer) -> None:
+    bls, errors = BlsTokenizer(9, threads=1), queue.Queue[Exception]()
+    bls.submit(LONG, Turn(deadline_ns=time.monotonic_ns()), lambda ids, at_ns: pytest.fail("encoded"), errors.put)
+    assert isinstance(errors.get(timeout=5), DeadlineExpired)
+    bls.close()
+
+
+def test_a_full_queue_of_tritons_is_no_failure() -> None:
+    error = error_of("in ensemble 'ensemble', [request id: a] Exceeds maximum queue size")
+    assert isinstance(error, Saturated)

@@ -23,6 +23,7 @@ from tritandem.contracts import (
     OutputOptions,
     PriorityClass,
     RequestCancelled,
+    Saturated,
     Stamps,
     TokenLogprob,
 )
@@ -42,6 +43,7 @@ class RecordingService:
         self.taken: list[tuple[GenerationRequest, Any]] = []
         self.arrived = threading.Semaphore(0)
         self.calls: list[str] = []
+        self.full: dict[tuple[str, PriorityClass], Saturated] = {}
 
     def start(self) -> None:
         self.calls.append("start")
@@ -53,6 +55,9 @@ class RecordingService:
     def stop(self, request_id: str) -> bool:
         self.calls.append(f"stop {request_id}")
         return False
+
+    def refusal(self, tenant: str, priority: PriorityClass) -> Saturated | None:
+        return self.full.get((tenant, priority))
 
     def drain(self, timeout_s: float) -> None:
         self.calls.append(f"drain {timeout_s}")
@@ -298,6 +303,38 @@ def test_stop_is_answered_whether_or_not_the_id_runs(plug: SchedulerPlug, servic
     nameless, sender = received({"stop": one(True, np.bool_)}, request_id="")
     plug.execute([nameless])
     assert "stop: given" in sender.wait_end()[0].error().message()
+
+
+def test_a_full_queue_refuses_a_text_before_it_is_tokenized(
+    plug: SchedulerPlug, service: RecordingService, refused: queue.Queue[FinishedRequest]
+) -> None:
+    pb_utils.InferenceRequest.models["tokenizer"] = lambda request: pytest.fail("tokenized in vain")
+    service.full["greedy", PriorityClass.BATCH] = Saturated("9 requests are waiting", 2.5)
+    request, sender = received(
+        {"text_input": text("hi")}, {"tenant": "greedy", "priority_class": "batch"}, request_id="abc"
+    )
+    plug.execute([request])
+    [response] = sender.responses
+    assert response.error().message() == "REJECTED_SATURATED: 9 requests are waiting; retry after 2.5 s"
+    record = refused.get(timeout=1)
+    assert (record.request_id, record.tenant, record.priority) == ("abc", "greedy", PriorityClass.BATCH)
+
+
+def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: RecordingService) -> None:
+    tokenizer_says(1, 2)
+    go = threading.Event()
+    encode = pb_utils.InferenceRequest.models["tokenizer"]
+    pb_utils.InferenceRequest.models["tokenizer"] = lambda request: [go.wait(5), *encode(request)][1:]
+    for i in range(7):
+        plug.execute([received({"text_input": text("hi")}, request_id=f"r{i}")[0]])
+    stop, sender = received({"stop": one(True, np.bool_)}, request_id="r6")
+    plug.execute([stop])
+    assert sender.wait_end()
+    go.set()
+    for _ in range(7):
+        assert service.arrived.acquire(timeout=5)
+    order = [request.request_id for request, _ in service.taken]
+    assert order.index("r6") <= 2, "only what two threads had in hand was before it"
 
 
 def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(

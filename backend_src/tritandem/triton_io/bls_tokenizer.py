@@ -2,26 +2,30 @@
 
 Owns two small pools of threads, each thread blocked in one call: concurrent calls meet in the tokenizer's dynamic
 batcher, so that batching and its CPU pool are shared with the ensemble. Long texts have a pool of their own, because
-they may take a hundred times as long: short ones never wait for them. `execute` never waits here.
+they may take a hundred times as long: short ones never wait for them. `execute` never waits here. Who goes next is
+`text_turns`' to say.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import EngineFailed, Int32Array, InvalidRequest, Saturated, TritandemError
+from ..contracts import DeadlineExpired, EngineFailed, Int32Array, InvalidRequest, Saturated, TritandemError
 from .prompt_source import PromptSource
-from .waiting_texts import WaitingTexts
+from .text_turns import TextTurns, Turn
+from .waiting_texts import RETRY_AFTER_S, WaitingTexts
 
 THREADS = 8  # of each pool
 LONG_CHARS = 16384
+QUEUE_FULL = "Exceeds maximum queue size"  # Triton's own words
 _OUTPUTS = ["input_ids", "tokenized_ns"]
 _INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (.*?): given (.*), allowed: (.*)", re.DOTALL)
 _SATURATED = re.compile(rf"{Saturated.outcome.value}: (.*); retry after ([0-9.]+) s", re.DOTALL)
@@ -41,13 +45,19 @@ class BlsTokenizer:
 
     def __init__(self, max_waiting: int, model_name: str = "tokenizer", threads: int = THREADS) -> None:
         self._waiting, self._model_name = WaitingTexts(max_waiting), model_name
-        self._short = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize")
-        self._long = ThreadPoolExecutor(threads, thread_name_prefix="bls-tokenize-long")
+        self._short, self._long = TextTurns(), TextTurns()
+        self._threads = [
+            threading.Thread(target=_work, args=(turns,), name=f"bls-tokenize-{kind}{i}", daemon=True)
+            for turns, kind in ((self._short, ""), (self._long, "long-"))
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(
         self,
         prompt: PromptSource,
-        request_id: str,
+        turn: Turn,
         then: Callable[[Int32Array, int], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -55,24 +65,35 @@ class BlsTokenizer:
 
         def run() -> None:
             try:
-                ids, tokenized_ns = self._encode(prompt, request_id)
+                if turn.deadline_ns is not None and time.monotonic_ns() >= turn.deadline_ns:
+                    raise DeadlineExpired("the deadline passed before the text was tokenized")
+                ids, tokenized_ns = self._encode(prompt, turn)
             except Exception as error:
                 failed(error)
             else:
                 then(ids, tokenized_ns)
             finally:
-                self._waiting.leave()
+                self._waiting.leave(turn.tenant, turn.priority)
 
-        self._waiting.enter()
-        (self._long if prompt.chars > LONG_CHARS else self._short).submit(run)
+        self._waiting.enter(turn.tenant, turn.priority)
+        (self._long if prompt.chars > LONG_CHARS else self._short).put(turn, run)
+
+    def hurry(self, request_id: str) -> None:
+        """The texts of this id go next: somebody waits for the end of their requests."""
+        self._short.hurry(request_id)
+        self._long.hurry(request_id)
 
     def close(self) -> None:
-        """Wait for the calls that are under way."""
-        self._short.shutdown(wait=True)
-        self._long.shutdown(wait=True)
+        """Wait for all that was submitted."""
+        self._short.close()
+        self._long.close()
+        for thread in self._threads:
+            thread.join()
 
-    def _encode(self, prompt: PromptSource, request_id: str) -> tuple[Int32Array, int]:
+    def _encode(self, prompt: PromptSource, turn: Turn) -> tuple[Int32Array, int]:
         inputs, parameters = [], {}
+        if turn.tenant:
+            parameters["tenant"] = turn.tenant
         if prompt.text is not None:
             inputs.append(pb_utils.Tensor("text_input", np.array([[prompt.text.encode()]], dtype=np.object_)))
         else:
@@ -83,7 +104,7 @@ class BlsTokenizer:
             model_name=self._model_name,
             requested_output_names=_OUTPUTS,
             inputs=inputs,
-            request_id=request_id,
+            request_id=turn.request_id,
             parameters=parameters,
         )
         response = request.exec()
@@ -93,10 +114,20 @@ class BlsTokenizer:
         return np.array(arrays["input_ids"].reshape(-1), np.int32), int(arrays["tokenized_ns"].reshape(-1)[1])
 
 
+def _work(turns: TextTurns) -> None:
+    while (run := turns.take()) is not None:
+        try:
+            run()
+        except Exception as error:  # what `then` and `failed` raise ends no thread
+            pb_utils.Logger.log_error(f"after tokenizing: {error!r}")
+
+
 def error_of(message: str) -> TritandemError:
     """What the tokenizer said, as the error it was."""
     if found := _INVALID.search(message):
         return RemoteInvalid(*found.groups())
     if found := _SATURATED.search(message):
         return Saturated(found[1], float(found[2]))
+    if QUEUE_FULL in message:
+        return Saturated("the tokenizer's queue is full", RETRY_AFTER_S)
     return EngineFailed(f"tokenizer: {message}")

@@ -20,6 +20,7 @@ from .tensor_values import Inputs
 MAX_MESSAGES = 10_000
 MAX_MESSAGES_CHARS = 1 << 24
 MAX_COMPARED_CHARS = 64
+MAX_TENANT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ def _perhaps(name: str) -> str:
     known = [*INPUT_OF_NAME, *KNOWN_NAMES, *PARAMETERS]
     meant = get_close_matches(name, known, 1) if len(name) <= MAX_COMPARED_CHARS else []
     return f" (did you mean {meant[0]}?)" if meant else ""
+
+
+def read_tenant(parameters: Mapping[str, Any]) -> str:
+    """ "" where none is named. Raises InvalidRequest."""
+    value = parameters.get("tenant", "")
+    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARS:
+        raise InvalidRequest("tenant", value, f"a text of at most {MAX_TENANT_CHARS} characters")
+    return value
 
 
 def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:

@@ -19,13 +19,12 @@ from ..contracts import (
     OutputOptions,
     PriorityClass,
 )
-from .prompt_source import PromptSource, read_prompt
+from .prompt_source import PromptSource, read_prompt, read_tenant
 from .sampling_fields import SamplingFields, is_sampling_name, merge
 from .schema import OUTPUTS_OF_FLAG
 from .tensor_values import Inputs
 
 MAX_DEADLINE_MS = 86_400_000
-MAX_TENANT_CHARS = 128
 MAX_REQUEST_ID_CHARS = 256
 
 
@@ -77,7 +76,7 @@ def decode(
         fields=merge(inputs, sampling_parameters),
         returns=_read_returns(inputs, prompt),
         priority=_read_priority(inputs.text("priority"), parameters.get("priority_class")),
-        tenant=_read_tenant(parameters.get("tenant", "")),
+        tenant=read_tenant(parameters),
         deadline_ms=_read_deadline(inputs.number("deadline_ms"), parameters.get("deadline_ms")),
         received_ns=received_ns,
         trace_parent=trace_parent,
@@ -94,6 +93,12 @@ def read_request_id(request_id: str, parameters: Mapping[str, Any]) -> str:
     return request_id
 
 
+def deadline_ns(draft: Draft, limits: ModelLimits) -> int | None:
+    """The client's own, or the server's default; None: none."""
+    deadline_s = limits.default_deadline_s if draft.deadline_ms is None else draft.deadline_ms / 1e3
+    return draft.received_ns + int(deadline_s * 1e9) if deadline_s else None
+
+
 def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: ModelLimits) -> GenerationRequest:
     """Add the prompt's ids and check what depends on model and engine. Raises InvalidRequest."""
     _check_ids(draft.prompt, input_ids, limits)
@@ -107,7 +112,6 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)
-    deadline_s = limits.default_deadline_s if draft.deadline_ms is None else draft.deadline_ms / 1e3
     return GenerationRequest(
         request_id=draft.request_id,
         input_ids=input_ids,
@@ -119,7 +123,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         output=output,
         priority=limits.default_priority if draft.priority is None else draft.priority,
         tenant=draft.tenant,
-        deadline_ns=draft.received_ns + int(deadline_s * 1e9) if deadline_s else None,
+        deadline_ns=deadline_ns(draft, limits),
         received_ns=draft.received_ns,
         tokenized_ns=tokenized_ns,
         trace_parent=draft.trace_parent,
@@ -174,12 +178,6 @@ def _read_priority(tensor: str | None, parameter: object) -> PriorityClass | Non
     if not isinstance(name, str) or name.upper() not in PriorityClass.__members__:
         raise InvalidRequest("priority", name, f"one of {allowed}")
     return PriorityClass[name.upper()]
-
-
-def _read_tenant(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARS:
-        raise InvalidRequest("tenant", value, f"a text of at most {MAX_TENANT_CHARS} characters")
-    return value
 
 
 def _read_deadline(tensor: int | float | None, parameter: object) -> int | None:

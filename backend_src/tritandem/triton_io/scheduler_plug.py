@@ -25,6 +25,7 @@ from ..contracts import (
     OutputOptions,
     PriorityClass,
     ResponseSink,
+    Saturated,
     Stamps,
     TritandemError,
 )
@@ -34,10 +35,11 @@ from .bls_tokenizer import BlsTokenizer, error_of
 from .finished_calls import FinishedCalls
 from .prompt_source import read_parameters
 from .replies import error_response, public_error
-from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, decode, read_request_id
+from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, deadline_ns, decode, read_request_id
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, REFUSAL, TOKENIZED_NS
 from .sinks import FINAL, TritonSink
 from .tensor_values import Inputs
+from .text_turns import Turn
 from .trace_context import read_trace_parent
 
 
@@ -49,6 +51,8 @@ class Service(Protocol):
     def submit(self, request: GenerationRequest, sink: ResponseSink) -> None: ...
 
     def stop(self, request_id: str) -> Any: ...
+
+    def refusal(self, tenant: str, priority: PriorityClass) -> TritandemError | None: ...
 
     def drain(self, timeout_s: float) -> Any: ...
 
@@ -164,11 +168,11 @@ class SchedulerPlug:
 
     def _tokenize(self, draft: Draft, sink: TritonSink) -> None:
         limits = self._model_limits()
+        priority = limits.default_priority if draft.priority is None else draft.priority
 
         def failed(error: Exception) -> None:
             public = public_error(error)
             sink.fail(public)
-            priority = limits.default_priority if draft.priority is None else draft.priority
             self._refused(
                 refusal_record(draft.request_id, draft.received_ns, public, priority, draft.tenant, draft.trace_parent)
             )
@@ -181,7 +185,15 @@ class SchedulerPlug:
                 return
             sink.hand_over(lambda: self._service.submit(request, sink))
 
-        self._tokenizer.submit(draft.prompt, draft.request_id, then, failed)
+        refusal = self._service.refusal(draft.tenant, priority)  # no text is tokenized in vain
+        if refusal is None:
+            turn = Turn(draft.request_id, draft.tenant, priority, deadline_ns(draft, limits))
+            try:
+                self._tokenizer.submit(draft.prompt, turn, then, failed)
+            except Saturated as error:
+                refusal = error
+        if refusal is not None:
+            failed(refusal)
 
     def _drain(self, parameters: Mapping[str, Any], sender: Any, wanted: Sequence[str]) -> None:
         """Answers twice: when new requests are refused, and when no request is left."""
@@ -202,6 +214,7 @@ class SchedulerPlug:
         if not request_id:
             raise InvalidRequest("stop", "a request without an id", "the id of the request to end")
         self._service.stop(request_id)
+        self._tokenizer.hurry(request_id)
         returns = ReturnOptions(OutputOptions(), frozenset({"finish_reason"}))
         sink = self._sink(sender, returns, wanted)
         sink.finish(Chunk("", 0, finish_reason=FinishReason.CANCELLED, outcome=Outcome.STOPPED))

@@ -20,7 +20,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ..contracts import Int32Array
-from .prompt_source import PromptSource, read_parameters, read_prompt
+from .prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
 from .replies import error_response, public_error
 from .schema import REFUSAL
 from .tensor_values import Inputs
@@ -79,19 +79,20 @@ class TokenizerPlug:
     def execute(self, requests: Sequence[Any]) -> None:
         """Short texts are answered when this returns, long ones later."""
         received_ns = time.monotonic_ns()
-        prompts: list[tuple[int, PromptSource, _Reply]] = []
+        prompts: list[tuple[int, PromptSource, str, _Reply]] = []
         for request in requests:
             reply = _Reply(request, received_ns)
             try:
                 arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-                prompt = read_prompt(Inputs(arrays), read_parameters(request.parameters()))
+                parameters = read_parameters(request.parameters())
+                prompt, tenant = read_prompt(Inputs(arrays), parameters), read_tenant(parameters)
             except Exception as error:  # answered, not raised: the other requests of the batch go on
                 reply.refuse(error)
                 continue
-            prompts.append((prompt.chars, prompt, reply))
-        for _, prompt, reply in sorted(prompts, key=lambda entry: entry[0]):
+            prompts.append((prompt.chars, prompt, tenant, reply))
+        for _, prompt, tenant, reply in sorted(prompts, key=lambda entry: entry[0]):
             try:
-                self._encode(prompt, reply)
+                self._encode(prompt, tenant, reply)
             except Exception as error:
                 reply.refuse(error)
 
@@ -101,17 +102,17 @@ class TokenizerPlug:
         if self._publisher is not None:
             self._publisher.close()
 
-    def _encode(self, prompt: PromptSource, reply: _Reply) -> None:
+    def _encode(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
         if prompt.text is None and prompt.messages is None:
             reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
-        self._waiting.enter()
+        self._waiting.enter(tenant)
         try:
             future = self._submit(prompt)
         except BaseException:
-            self._waiting.leave()
+            self._waiting.leave(tenant)
             raise
-        future.add_done_callback(lambda _: self._waiting.leave())
+        future.add_done_callback(lambda _: self._waiting.leave(tenant))
         if self._note is not None:
             future.add_done_callback(self._noted)
         future.add_done_callback(reply.settle)
