@@ -29,9 +29,10 @@ RESERVE_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step in flight. `rows` are the sequences of its result rows, in order."""
+    """A step in flight."""
 
-    rows: list[SequenceState]
+    rows: list[SequenceState]  # of its results, in order
+    prefilling: list[SequenceState]  # whose prompt goes on: without a result
     prefill_tokens: int
     launched_ns: int
 
@@ -193,20 +194,21 @@ class EngineCore:
     def _step_launched(self, decision: Decision, step: StepPlan, prefill_tokens: int, launched_ns: int) -> None:
         self.residency.changes.clear()
         by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
-        rows = []
+        rows: list[SequenceState] = []
+        prefilling: list[SequenceState] = []
         for chunk in step.prefill:
             sequence = by_slot[chunk.slot]
             sequence.prefill_start_ns = sequence.prefill_start_ns or launched_ns
             sequence.stored += len(chunk.ids)
             if chunk.last:
                 sequence.promised += 1
-                rows.append(sequence)
+            (rows if chunk.last else prefilling).append(sequence)
             self.residency.register_blocks(sequence)
         for sequence in decision.decode:
             sequence.stored += 1
             sequence.promised += 1
         rows += decision.decode
-        self._in_flight.append(_Launched(rows, prefill_tokens, launched_ns))
+        self._in_flight.append(_Launched(rows, prefilling, prefill_tokens, launched_ns))
         if self._suspects:
             self._suspects.popleft()
 
@@ -223,11 +225,12 @@ class EngineCore:
         while self._in_flight:
             try:
                 return self.runner.collect(wait)
-            except Exception as error:  # a step that was launched broke on the device: its rows are lost
-                lost = self._in_flight.popleft().rows
-                slots = error.slots if isinstance(error, StepFailed) else ()
-                concerned = [s for s in self.running if s.slot in slots] if slots else lost
-                self._end_all(concerned, FinishCode.ERROR, str(error))
+            except Exception as error:
+                # A step broke on the device. What it was to store is not there; steps behind it may have read that.
+                lost = [s for step in self._in_flight for s in (*step.rows, *step.prefilling)]
+                self._in_flight.popleft()
+                self.residency.pool.forget_all()
+                self._end_all(lost, FinishCode.ERROR, str(error))
         return None
 
     def _apply(self, result: StepResult, launched: _Launched) -> None:
@@ -235,12 +238,15 @@ class EngineCore:
         taken_ns = self._pace.note(result, launched.prefill_tokens)
         if self._meter is not None and not launched.prefill_tokens:
             self._meter.decode_step.note(taken_ns)
-        changed, ended = [], []
+        changed, ended, broken = [], [], []
         block_tokens = self.spec.block_tokens
         with self.outbox.lock:
             rows = zip(launched.rows, result.tokens.tolist(), result.finish.tolist(), strict=True)
             for row, (sequence, token, code) in enumerate(rows):
                 if token < 0 or sequence.finish:
+                    continue
+                if code == FinishCode.ERROR:
+                    broken.append(sequence)
                     continue
                 sequence.output_ids.append(token)
                 sequence.latest_token_ns = result.finished_ns
@@ -254,12 +260,27 @@ class EngineCore:
                     ended.append((sequence, FinishCode(code)))
             self._output_tokens += len(changed)
             for sequence, finish in ended:
-                self._end(sequence, finish, "the model's logits are not finite" if finish == FinishCode.ERROR else "")
-            self.outbox.publish(changed, self.load())
+                self._end(sequence, finish)
+            self.outbox.publish([*changed, *self._end_broken(broken)], self.load())
+
+    def _end_broken(self, broken: list[SequenceState]) -> list[SequenceState]:
+        """Their logits were not finite. Whoever read cached blocks may have got that from another's, and is tried once
+        more on blocks of its own; the others end. Returns those; the caller holds the outbox's lock and publishes."""
+        self.residency.distrust(broken, self.running)
+        ended = [sequence for sequence in broken if not sequence.reused_tokens]
+        for sequence in broken:
+            if sequence.reused_tokens:
+                sequence.takes_cached = False
+                self._preempt(sequence)
+            else:
+                self._end(sequence, FinishCode.ERROR, "the model's logits are not finite")
+        return ended
 
     def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
         with self.outbox.lock:
-            live = [sequence for sequence in sequences if not sequence.finish]
+            live = list(dict.fromkeys(sequence for sequence in sequences if not sequence.finish))
+            if finish == FinishCode.ERROR:
+                self.residency.distrust(live, self.running)
             for sequence in live:
                 self._end(sequence, finish, error)
             self.outbox.publish(live, self.load())
@@ -283,11 +304,16 @@ class EngineCore:
             self._suspects.remove(sequence)
 
     def _step_failed(self, step: StepPlan, error: Exception) -> None:
-        """The step did not happen. A single concerned sequence fails; several are tried again one by one."""
+        """The step did not happen, or not all of it. A single concerned sequence fails; several are tried again one by
+        one, from rows as they were: a token that was chosen before the step broke must not count."""
+        while (result := self._collect(wait=True)) is not None:  # earlier steps are unaffected
+            self._apply(result, self._in_flight.popleft())
         slots = set(error.slots) if isinstance(error, StepFailed) else set()
         slots = slots or {chunk.slot for chunk in step.prefill} | set(step.decode_slots)
         concerned = [sequence for sequence in self.running if sequence.slot in slots]
         if len(concerned) > 1:
+            for sequence in concerned:
+                self.residency.rewind(sequence)
             self._suspects = deque(concerned)
         else:
             self._end_all(concerned, FinishCode.ERROR, f"{type(error).__name__}: {error}")

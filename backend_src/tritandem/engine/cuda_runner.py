@@ -163,10 +163,14 @@ class CudaRunner:
         if not self._in_flight:
             return None
         done = self._in_flight[0].done
-        if not _passed(done):
-            if not wait:
-                return None
-            done.synchronize()
+        try:
+            if not _passed(done):
+                if not wait:
+                    return None
+                done.synchronize()
+        except RuntimeError:  # the device broke: this result never comes, and must not be waited for again
+            self._in_flight.popleft()
+            raise
         return self._take_oldest()
 
     def pending(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 NULL_BLOCK = 0
 
@@ -38,8 +38,10 @@ class BlockPool:
         self._plain: deque[int] = deque(range(1, num_blocks))
         # Unreferenced with content, oldest first. A plain dict would walk over all that left at its front.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._hash_of: dict[int, bytes] = {}
+        self._name_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._parent_of: dict[bytes, bytes] = {}  # the name before it; first blocks have none
+        self._children_of: dict[bytes, set[bytes]] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -75,11 +77,30 @@ class BlockPool:
             self._references[block] += 1
         self.hit_blocks += len(blocks)
 
-    def register(self, block: int, name: bytes) -> None:
-        """Make a referenced block's content findable. The first block of a content keeps the name."""
-        if self.prefix_cache and name not in self._block_of and block not in self._hash_of:
+    def register(self, block: int, name: bytes, parent: bytes | None = None) -> None:
+        """Make a referenced block's content findable. The first block of a content keeps the name. `parent` names the
+        block before it, from which it was computed."""
+        if self.prefix_cache and name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
-            self._hash_of[block] = name
+            self._name_of[block] = name
+            if parent is not None:
+                self._parent_of[name] = parent
+                self._children_of.setdefault(parent, set()).add(name)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """What these blocks hold may be wrong: nobody finds them again, nor any that was computed from them."""
+        doubtful = [self._name_of[block] for block in blocks if block in self._name_of]
+        while doubtful:
+            name = doubtful.pop()
+            doubtful += self._children_of.get(name, ())
+            if (block := self._block_of.get(name)) is not None:
+                self._take_name(block)
+                if block in self._cached:
+                    del self._cached[block]
+                    self._plain.append(block)
+
+    def forget_all(self) -> None:
+        self.forget(list(self._name_of))
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give one reference back for each; pass a sequence's blocks in order, its tail is evicted first."""
@@ -87,7 +108,7 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} freed twice"
             self._references[block] -= 1
             if self._references[block] == 0:
-                if block in self._hash_of:
+                if block in self._name_of:
                     self._cached[block] = None
                 else:
                     self._plain.append(block)
@@ -100,16 +121,30 @@ class BlockPool:
         assert len(plain) + len(cached) + len(held) == self.total_blocks, "a block is lost or in two states"
         assert plain | cached | held == set(range(1, self.total_blocks + 1)), "a block was lost"
         assert min(self._references) >= 0, "negative reference count"
-        assert {block: name for name, block in self._block_of.items()} == self._hash_of, "names disagree"
-        assert cached <= set(self._hash_of), "a cached block has no name"
-        assert not plain & set(self._hash_of), "a plain block has a name"
+        assert {block: name for name, block in self._block_of.items()} == self._name_of, "names disagree"
+        assert cached <= set(self._name_of), "a cached block has no name"
+        assert not plain & set(self._name_of), "a plain block has a name"
+        children = {name: parent for parent, names in self._children_of.items() for name in names}
+        assert children == self._parent_of, "parents and children disagree"
+        assert set(children) <= set(self._block_of), "a name outlived its block"
+        assert all(self._children_of.values()), "an empty set of children was kept"
 
     def _take(self) -> int:
         if self._plain:
             block = self._plain.popleft()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._block_of[self._hash_of.pop(block)]
+            self._take_name(block)
             self.evicted_blocks += 1
         self._references[block] = 1
         return block
+
+    def _take_name(self, block: int) -> None:
+        name = self._name_of.pop(block)
+        del self._block_of[name]
+        parent = self._parent_of.pop(name, None)
+        if parent is not None:
+            siblings = self._children_of[parent]
+            siblings.remove(name)
+            if not siblings:
+                del self._children_of[parent]

@@ -44,6 +44,7 @@ class Outbox:
             batch = _token_batch(sequences, self._load)
             for sequence in sequences:
                 sequence.sent = len(sequence.output_ids)
+                sequence.logprobs, sequence.top = [], []
             return batch
 
     def close(self) -> None:
@@ -87,9 +88,9 @@ def _logprob_arrays(
     start = 0
     for sequence, count, alternatives in zip(sequences, counts, wanted, strict=True):
         if alternatives >= 0:
-            logprobs[start : start + count] = sequence.logprobs[sequence.sent :]
+            logprobs[start : start + count] = sequence.logprobs
         if alternatives > 0:
-            for row, (ids, values) in enumerate(sequence.top[sequence.sent :], start):
+            for row, (ids, values) in enumerate(sequence.top, start):
                 top_ids[row, : len(ids)], top_logprobs[row, : len(ids)] = ids, values
         start += count
     return logprobs, (top_ids if width else None), (top_logprobs if width else None)

@@ -34,7 +34,7 @@ class Residency:
         for sequence in waiting:
             tokens = sequence.known_tokens
             hits: list[int] = []
-            if self.pool.prefix_cache:
+            if self.pool.prefix_cache and sequence.takes_cached:
                 # The last token is always computed: its logits are needed.
                 full_blocks = (tokens - 1) // self._block_tokens
                 hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks))
@@ -57,10 +57,26 @@ class Residency:
         if not sequence.prefill_start_ns:  # a preempted one finds its own blocks again
             self.hit_tokens += cached_tokens
         sequence.begin(slot, list(hits), cached_tokens)
+        sequence.gives_cached = True
+        self._open_row(sequence)
+        blocks = -(-admission.candidate.tokens // self._block_tokens) + admission.reserve_blocks
+        self._add_blocks(sequence, blocks - len(hits))
+
+    def rewind(self, sequence: SequenceState) -> None:
+        """Begin the row anew on the same blocks: whatever a step that failed half-way did to it is undone.
+
+        Precondition: no step is in flight, and the blocks hold all known tokens.
+        """
+        assert sequence.known_tokens <= len(sequence.blocks) * self._block_tokens
+        self.changes.release(sequence.slot)
+        sequence.begin(sequence.slot, sequence.blocks, sequence.reused_tokens)
+        self._open_row(sequence)
+
+    def _open_row(self, sequence: SequenceState) -> None:
         request = sequence.request
         self.changes.init(
             SlotInit(
-                slot=slot,
+                slot=sequence.slot,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
                 stop_ids=tuple(request.stop_ids),
@@ -68,9 +84,7 @@ class Residency:
                 output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
             )
         )
-        self.changes.add_blocks(slot, 0, sequence.blocks)
-        blocks = -(-admission.candidate.tokens // self._block_tokens) + admission.reserve_blocks
-        self._add_blocks(sequence, blocks - len(hits))
+        self.changes.add_blocks(sequence.slot, 0, sequence.blocks)
 
     def _add_blocks(self, sequence: SequenceState, count: int) -> None:
         blocks = self.pool.allocate(count)
@@ -80,11 +94,20 @@ class Residency:
     def register_blocks(self, sequence: SequenceState) -> None:
         """Let others share the full blocks whose content is known and whose writing was launched."""
         full = min(sequence.stored, sequence.known_tokens) // self._block_tokens
-        if self.pool.prefix_cache and full > sequence.registered_blocks:
-            hashes = sequence.block_hashes(self._block_tokens, full)
+        if self.pool.prefix_cache and sequence.gives_cached and full > sequence.registered_blocks:
+            names = sequence.block_hashes(self._block_tokens, full)
             for index in range(sequence.registered_blocks, full):
-                self.pool.register(sequence.blocks[index], hashes[index])
+                self.pool.register(sequence.blocks[index], names[index], names[index - 1] if index else None)
             sequence.registered_blocks = full
+
+    def distrust(self, sequences: Sequence[SequenceState], running: Iterable[SequenceState]) -> None:
+        """These ended in error: what they stored may be wrong. Their blocks are not found any more, and `running`
+        ones that share them make no others findable."""
+        doubtful = {block for sequence in sequences for block in sequence.blocks}
+        if doubtful:
+            self.pool.forget(doubtful)
+            for sequence in running:
+                sequence.gives_cached &= doubtful.isdisjoint(sequence.blocks)
 
     def release(self, sequence: SequenceState) -> None:
         """Blocks and slot may be reused by the next launch: steps already launched run before it."""

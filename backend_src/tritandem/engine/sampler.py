@@ -24,7 +24,7 @@ class Sampled:
     """R rows. Log-probabilities are log-softmax of the raw logits, before penalties and temperature."""
 
     tokens: torch.Tensor  # int64 [R]
-    broken: torch.Tensor  # bool [R] the logits were not finite
+    broken: torch.Tensor  # bool [R] no token can be chosen: its score is not finite
     logprobs: torch.Tensor | None  # float32 [R]
     top_ids: torch.Tensor | None  # int32 [R, K], most likely first
     top_logprobs: torch.Tensor | None  # float32 [R, K]
@@ -38,15 +38,16 @@ def sample(logits: torch.Tensor, rows: torch.Tensor, state: SlotState, features:
     scores = mask_end_tokens(scores, rows, state)
     if features.bad_words:
         scores = mask_bad_words(scores, rows, state)
-    tokens = scores.argmax(dim=-1)
+    score, tokens = scores.max(dim=-1)
     if features.sampled:
         temperature = state.temperature[rows]
         scaled = scores / temperature.clamp(min=1e-6)[:, None]
         if features.filtered:
             scaled = keep_likely(scaled, state.top_k[rows], state.top_p[rows], state.min_p[rows])
-        drawn = (scaled + gumbel_noise(state.seed[rows], state.produced[rows], logits.shape[1])).argmax(dim=-1)
-        tokens = torch.where(temperature > 0, drawn, tokens)
-    broken = ~torch.isfinite(logits.gather(1, tokens[:, None])[:, 0])
+        drawn = (scaled + gumbel_noise(state.seed[rows], state.produced[rows], logits.shape[1])).max(dim=-1)
+        tokens = torch.where(temperature > 0, drawn.indices, tokens)
+        score = torch.where(temperature > 0, drawn.values, score)
+    broken = ~torch.isfinite(score)
     if features.top_logprobs < 0:
         return Sampled(tokens, broken, None, None, None)
     all_logprobs = logits.log_softmax(dim=-1)

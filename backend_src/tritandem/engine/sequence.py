@@ -43,10 +43,13 @@ class SequenceState:
     prefill_start_ns: int = 0
     first_token_ns: int = 0
     latest_token_ns: int = 0
-    logprobs: list[float] = field(default_factory=list)  # one per output token where asked for
+    logprobs: list[float] = field(default_factory=list)  # where asked for, one per output token that was not sent yet
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
+    reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
+    takes_cached: bool = True  # cleared once what it found there may have been wrong
+    gives_cached: bool = True  # likewise what it holds
     plain: bool = field(init=False)  # greedy and nothing else; most are, and need no look at their parameters
     _hashes: list[bytes] = field(default_factory=list)
 
@@ -99,7 +102,7 @@ class SequenceState:
         self.prefill_ids = self.ids_between(0, self.known_tokens)
         self.prefill_tokens = len(self.prefill_ids)
         self.stored, self.promised = cached_tokens, len(self.output_ids)
-        self.registered_blocks = 0
+        self.reused_tokens, self.registered_blocks = cached_tokens, 0
 
     def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
         """Names of the first `count` full blocks of the known tokens."""

@@ -78,7 +78,8 @@ class StepResult:
     """What a step produced: R rows, last prefill chunks first (plan order), then the decode slots in order.
 
     `tokens[i]` is -1 when row i had finished in an earlier step. `finish` holds FinishCode values: STOP
-    (a stop id was produced; that token is reported) or LENGTH (budget or context used up).
+    (a stop id was produced; that token is reported), LENGTH (budget or context used up) or ERROR (its logits
+    were not finite; its token means nothing).
     """
 
     step_id: int

@@ -58,7 +58,7 @@ class BlockRunAttention:
         if self._planned_for is not batch:
             self._rows = plan_rows(batch, key_cache.shape[1])
             self._planned_for = batch
-        out = torch.empty(query.shape, dtype=query.dtype)
+        out = torch.zeros(query.shape, dtype=query.dtype)  # rows without a context stay so
         for row in self._rows:
             tokens = slice(row.first_token, row.end_token)
             if row.end_token - row.first_token == 1 and len(row.runs) <= MAX_RUNS:

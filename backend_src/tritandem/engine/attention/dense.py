@@ -80,13 +80,17 @@ class DenseAttention:
         key = key_cache[tables].flatten(1, 2).transpose(1, 2)  # [S, kv_heads, L, D]
         value = value_cache[tables].flatten(1, 2).transpose(1, 2)
 
+        reach = torch.arange(key.shape[2], device=device)
+        # Behind a row's context lies what others left: a NaN there would pass a mask, as 0 * NaN is NaN.
+        foreign = (reach >= batch.context_lens[:, None])[:, None, :, None]
+        key, value = key.masked_fill(foreign, 0.0), value.masked_fill(foreign, 0.0)
+
         starts = batch.query_starts[:-1].long()
         lens = batch.query_starts[1:].long() - starts
         offsets = torch.arange(batch.max_query_tokens, device=device)
         padded = query[(starts[:, None] + offsets).clamp(max=total - 1)].transpose(1, 2)  # [S, heads, Q, D]
 
         position = (batch.context_lens.long() - lens)[:, None] + offsets  # [S, Q]
-        reach = torch.arange(key.shape[2], device=device)
         visible = reach <= position.clamp(min=0)[:, :, None]  # a padding row sees one position instead of none
         if sliding_window is not None:
             visible &= reach > position[:, :, None] - sliding_window
