@@ -8,7 +8,7 @@ import pytest
 import torch
 from tritandem.engine.attention.block_runs import MAX_RUNS, BlockRunAttention, plan_rows
 from tritandem.engine.attention.dense import DenseAttention
-from tritandem.engine.attention.interface import AttentionBatch
+from tritandem.engine.attention.interface import AttentionBackend, AttentionBatch
 
 BLOCK_TOKENS, KV_HEADS, HEAD_DIM = 4, 2, 8
 
@@ -37,6 +37,15 @@ def random_batch(rows: list[tuple[int, int]], seed: int, neighbours: bool) -> At
         max_context_tokens=max(context for context, _ in rows),
         decode=bool((queries == 1).all()),
     )
+
+
+def owned_places(batch: AttentionBatch, blocks: int) -> torch.Tensor:
+    """bool [blocks * BLOCK_TOKENS]: the positions of some row's context."""
+    owned = torch.zeros(blocks, BLOCK_TOKENS, dtype=torch.bool)
+    for table, context in zip(batch.block_tables.long(), batch.context_lens.tolist(), strict=True):
+        position = torch.arange(context)
+        owned[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = True
+    return owned.flatten()
 
 
 def written_out(
@@ -84,6 +93,8 @@ def test_backends_equal_attention_written_out(
     blocks = int(batch.block_tables.max()) + 1
     keys, values = torch.randn(2, blocks, BLOCK_TOKENS, KV_HEADS, HEAD_DIM)
     query = torch.randn(len(batch.slot_mapping), heads, HEAD_DIM)
+    for cache in (keys, values):  # what no row stored itself, the null block included, may hold anything
+        cache.flatten(0, 1)[~owned_places(batch, blocks)] = float("nan")
     new_keys, new_values = torch.randn(2, len(batch.slot_mapping), KV_HEADS, HEAD_DIM)
     DenseAttention().store(new_keys, new_values, keys, values, batch)
     truth = written_out(query, keys, values, batch, window, cap)
@@ -93,10 +104,12 @@ def test_backends_equal_attention_written_out(
         torch.testing.assert_close(out[real], truth[real], atol=1e-5, rtol=1e-4)
 
 
-def test_the_dense_reference_gives_padding_rows_finite_values() -> None:
+@pytest.mark.parametrize("backend", [DenseAttention(), BlockRunAttention()], ids=lambda backend: backend.name)
+def test_rows_without_a_context_attend_to_nothing(backend: AttentionBackend) -> None:
     batch = random_batch([(0, 1), (5, 1)], seed=0, neighbours=True)
-    keys, values = torch.randn(2, 8, BLOCK_TOKENS, KV_HEADS, HEAD_DIM)
-    assert torch.isfinite(DenseAttention().attend(torch.randn(2, 4, HEAD_DIM), keys, values, batch, 1.0)).all()
+    keys, values = torch.full((2, 8, BLOCK_TOKENS, KV_HEADS, HEAD_DIM), float("nan"))
+    out = backend.attend(torch.randn(2, 4, HEAD_DIM), keys, values, batch, 1.0)
+    assert (out[0] == 0).all()
 
 
 def test_neighbouring_blocks_become_one_run() -> None:

@@ -108,6 +108,28 @@ def test_min_tokens_holds_end_tokens_back() -> None:
     assert at_once.finish == FinishCode.STOP
 
 
+@pytest.mark.parametrize("way", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_one_logit_that_is_not_finite_breaks_its_row_and_no_other(
+    way: dict[str, float], temperature: float, wrong: float
+) -> None:
+    state = state_with([SamplingParams(temperature=temperature, **way)] * 3, [1])  # type: ignore[arg-type]
+    features = SamplingFeatures(sampled=temperature > 0, filtered=bool(way))
+    bad = logits()
+    bad[1, 77] = wrong
+    sampled, sound = (sampler.sample(scores, ROWS, state, features) for scores in (bad, logits()))
+    assert sampled.broken.tolist() == [False, True, False]
+    assert sampled.tokens[[0, 2]].tolist() == sound.tokens[[0, 2]].tolist()
+
+
+def test_a_row_whose_every_token_is_forbidden_is_broken() -> None:
+    state = state_with([SamplingParams()] * 3, [1], bad_words=tuple((token,) for token in range(5)))
+    only_bad = logits()
+    only_bad[:, 5:] = float("-inf")
+    assert sampler.sample(only_bad, ROWS, state, SamplingFeatures(bad_words=True)).broken.all()
+
+
 def test_logprobs_are_of_the_raw_logits() -> None:
     plain = Rig(make_runner()).run([request(0, range(9), logprobs=4)])[0]
     warm = Rig(make_runner()).run([request(0, range(9), logprobs=4, temperature=3.0, seed=1, max_tokens=1)])[0]

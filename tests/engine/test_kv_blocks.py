@@ -59,6 +59,24 @@ def test_a_shared_block_outlives_its_first_owner() -> None:
     assert pool.hit_blocks == 1
 
 
+def test_forgotten_blocks_take_along_whatever_was_computed_from_them() -> None:
+    pool = BlockPool(9)
+    trunk, left, right, other = pool.allocate(2), pool.allocate(2), pool.allocate(1), pool.allocate(1)
+    for block, name, parent in zip(trunk + left, (b"a", b"b", b"c", b"d"), (None, b"a", b"b", b"c"), strict=True):
+        pool.register(block, name, parent)
+    pool.register(right[0], b"e", b"b")
+    pool.register(other[0], b"f")
+    pool.free(right)
+    pool.forget(trunk[1:])
+    assert pool.lookup([b"a", b"b", b"c", b"d"]) == trunk[:1]
+    assert pool.lookup([b"f"]) == other
+    assert pool.free_blocks == 3
+    again = pool.allocate(1)
+    pool.register(again[0], b"b", b"a")
+    assert pool.lookup([b"a", b"b", b"e"]) == [trunk[0], again[0]], "what was computed from the old one stays away"
+    pool.check_integrity()
+
+
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_a_random_walk_keeps_every_block_in_one_place(prefix_cache: bool) -> None:
     rng = random.Random(11)
@@ -69,8 +87,13 @@ def test_a_random_walk_keeps_every_block_in_one_place(prefix_cache: bool) -> Non
         if action < 0.4 and pool.can_allocate(count := rng.randint(1, 4)):
             held.append(pool.allocate(count))
         elif action < 0.6 and held:
+            parent = None
             for block in rng.choice(held):
-                pool.register(block, bytes([rng.randint(0, 30)]))
+                name = bytes([rng.randint(0, 30)])
+                pool.register(block, name, parent)
+                parent = name
+        elif action < 0.62 and held:
+            pool.forget(rng.choice(held))
         elif action < 0.7:
             hits = pool.lookup([bytes([rng.randint(0, 30)]) for _ in range(3)])
             pool.share(hits)
