@@ -133,7 +133,7 @@ class WatchConfig:
     """When a process of the server counts as hung; `tritandem serve` kills it then and starts the server afresh. Time
     in which it waited for a core does not count, but for `stopped_s`."""
 
-    stopped_s: float = 3.0  # stopped by a signal
+    stopped_s: float = 2.0  # stopped by a signal
     silent_s: float = 15.0  # no heartbeat: the interpreter is held, or the machine has stopped giving it memory
     call_s: float = 30.0  # one call of Triton's, one round of the scheduling thread, one response on its way to Triton
     step_s: float = 120.0  # one step on the device; may hold a compilation, and on a CPU a whole prefill chunk

@@ -122,7 +122,7 @@ def test_the_entry_point_serves_on_all_interfaces_and_shows_the_log(tmp_path: Pa
             assert process.stdout is not None
             lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # its tail and its watch on the log's size, too
+            os.killpg(process.pid, signal.SIGKILL)  # its tail, too
     called = f"called with: serve --host 0.0.0.0 --log-file {tmp_path}/triton.log --tokenizer-instances 2"
     assert lines == {called, "a line of the log"}
 

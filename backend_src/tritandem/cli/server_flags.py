@@ -66,6 +66,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help=f"put a component on these CPUs, e.g. engine=2-5,8; repeat it for others of {', '.join(COMPONENTS)}",
     )
     add("--log-file", type=Path, metavar="FILE", help="Triton's log (default: a new file in the cache folder)")
+    add(
+        "--log-mb",
+        type=_megabytes,
+        default=defaults.max_log_bytes >> 20,
+        metavar="N",
+        help="the log begins anew at this size, what it held is kept as FILE.1 (default: %(default)s)",
+    )
 
 
 def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
@@ -83,6 +90,7 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "devices": args.devices,
         "drain_timeout_s": args.drain_timeout_s,
         "log_path": args.log_file,
+        "max_log_bytes": args.log_mb << 20,
         "placement": _placement(args),
         "extra_flags": tuple(args.unknown),
     }
@@ -118,6 +126,13 @@ def _devices(text: str) -> tuple[str, ...]:
     if not all(is_device(device) for device in devices):
         raise argparse.ArgumentTypeError(f"given {text!r}, allowed: {DEVICE_FORMS}, separated by commas")
     return devices
+
+
+def _megabytes(text: str) -> int:
+    megabytes = int(text)
+    if not 1 <= megabytes <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"given {megabytes}, allowed: 1..{1 << 20}")
+    return megabytes
 
 
 def _count(text: str) -> int:

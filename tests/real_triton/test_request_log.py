@@ -1,0 +1,33 @@
+"""What is documented about the log holds for the lines that Triton writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from raw_client import RawClient, number, text
+from test_ending_early import wait_until
+from tritandem.server import TritonServer
+
+pytestmark = pytest.mark.triton
+
+README = Path(__file__).resolve().parents[2] / "docker" / "README.md"
+AWKWARD = 'a "quoted" \\ id, ä and ] "{'
+
+
+def test_the_documented_command_makes_json_of_the_requests_in_the_log(server: TritonServer, client: RawClient) -> None:
+    [command] = re.findall(r"^(sed -n .*) triton.log$", README.read_text(), re.MULTILINE)
+
+    def records() -> list[dict[str, object]]:
+        done = subprocess.run(
+            f"{command} '{server.log_path}'", shell=True, capture_output=True, text=True, timeout=60, check=True
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    client.answer("scheduler", {"text_input": text("Hello"), "max_tokens": number(1, np.int32)}, request_id=AWKWARD)
+    wait_until("the request is logged", lambda: any(record["id"] == AWKWARD for record in records()), 60.0)
+    assert {record["event"] for record in records()} == {"request"}
