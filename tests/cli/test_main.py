@@ -30,8 +30,9 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
 def model_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")  # of no weights
     return folder
 
 
@@ -62,6 +63,16 @@ def test_an_incomplete_model_is_refused(model_folder: Path, capsys: pytest.Captu
     (model_folder / "tokenizer.json").unlink()
     assert serve(model_folder) == 2
     assert "no tokenizer (tokenizer.json or tokenizer.model)" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_model_whose_files_contradict_one_another_is_refused_before_a_server_is_started(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_folder / "config.json").write_text('{"vocab_size": 100}')
+    (model_folder / "generation_config.json").write_text('{"eos_token_id": 100}')
+    assert serve(model_folder) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"tritandem: {model_folder}/generation_config.json: eos_token_id: given 100, allowed:")
 
 
 def test_a_busy_port_is_refused(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

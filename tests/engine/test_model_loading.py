@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,18 @@ def test_a_missing_model_is_named(tmp_path: Path, path: str, reason: str) -> Non
 def test_broken_weights_are_named(tmp_path: Path) -> None:
     CONFIGS["llama"]().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors: not a whole safetensors file"):
+        load_model(tmp_path, CPU, silent)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_token_beyond_the_vocabulary_is_refused_before_loading(
+    llama_folder: Path, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(llama_folder, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps({**values, "eos_token_id": [1, VOCAB]}))
+    with pytest.raises(ConfigError, match=rf"{file}: eos_token_id: given {VOCAB}, allowed: .* 0\.\.{VOCAB - 1}"):
         load_model(tmp_path, CPU, silent)
 
 

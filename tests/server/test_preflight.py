@@ -22,8 +22,9 @@ from tritandem.telemetry import tracing
 def model_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")  # of no weights
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from tritandem.config import TokenizerConfig
 from tritandem.contracts import ConfigError, EngineFailed, InvalidRequest
 from tritandem.tokenizer import Encoded, TextTokenizer, load_text_streams, load_tokenizer
 from tritandem.tokenizer.placement import encode_threads, tokenizer_instances
+from tritandem.tokenizer.source import read_source
 
 LONG = "Some words that make a long text. " * 3000  # beyond inline_chars
 
@@ -124,6 +126,27 @@ def test_the_detokenizer_loads_alone(smollm2_folder: Path, tokenizer: TextTokeni
     ids = tokenizer.encode("alone 😀").ids
     state = streams.open(ids[:0])
     assert streams.push([state], ids, np.array([len(ids)], np.int32))[0].text == "alone 😀"
+
+
+def _folder_with(source: Path, folder: Path, **files: dict[str, object]) -> Path:
+    """The tokenizer in `source` beside JSON files of other content."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    for name, values in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_the_models_end_tokens_and_the_tokenizers_own_end_an_answer(smollm2_folder: Path, tmp_path: Path) -> None:
+    model = {"model_type": "llama", "vocab_size": 49152, "eos_token_id": 0}
+    folder = _folder_with(smollm2_folder, tmp_path, config=model, generation_config={"eos_token_id": 0})
+    assert read_source(folder).end_ids == (0, 2)
+
+
+def test_the_tokenizer_of_another_model_is_refused(smollm2_folder: Path, tmp_path: Path) -> None:
+    folder = _folder_with(smollm2_folder, tmp_path, config={"model_type": "llama", "vocab_size": 49000})
+    with pytest.raises(ConfigError, match=r"152 tokens of the tokenizer have no row in the model's embedding"):
+        read_source(folder)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model": 5}'])

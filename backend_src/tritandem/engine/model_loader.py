@@ -18,6 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ..config import EngineConfig
 from ..contracts import ConfigError
+from ..model_facts.folder import context_tokens, read_folder
+from ..model_facts.token_ids import check_token_ids
+from ..model_facts.weight_files import read_weights
 from .forward import ATTENTION_NAME, LayerShape
 from .gguf_model import load_gguf, read_gguf_config
 from .support import UnsupportedModel, check_config, inspect_model
@@ -67,6 +70,10 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     on_progress(f"reading the configuration of {path.name}")
+    if path.is_dir():
+        check_token_ids(read_folder(path))
+        if not config.random_weights:
+            read_weights(path)
     model_config = read_config(path)
     on_progress(f"loading weights as {dtype} on {device}")
     model = _build(model_config, dtype, device, config, path)
@@ -149,12 +156,7 @@ def fix_rotary_context(model: PreTrainedModel) -> int:
     let one request change another's text. They are held at the frequencies of the original training length,
     and the context ends there.
     """
-    text = model.config.get_text_config()
-    limit = int(getattr(text, "max_position_embeddings", None) or 1 << 20)
     for module in model.modules():
         if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
-            parameters = getattr(module.config, "rope_parameters", None) or {}
-            original = parameters.get("original_max_position_embeddings") or limit
-            limit = min(limit, int(original))
             module.rope_type = "default"
-    return limit
+    return context_tokens(model.config.get_text_config().to_dict()) or 1 << 20

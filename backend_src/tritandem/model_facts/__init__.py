@@ -1,1 +1,19 @@
 """What a model's files say, read without torch or transformers: the one answer for every room."""
+
+from pathlib import Path
+
+from .folder import ModelFolder, read_folder
+from .token_ids import check_token_ids, check_vocabulary, read_vocabulary
+from .weight_files import read_weights
+
+__all__ = ["ModelFolder", "check_folder", "read_folder"]
+
+
+def check_folder(path: Path, weights: bool = True) -> None:
+    """Refuse a folder whose files contradict one another. Raises ConfigError naming file and field."""
+    folder = read_folder(path)
+    check_token_ids(folder)
+    if (vocabulary := read_vocabulary(path)) is not None:
+        check_vocabulary(folder, vocabulary)
+    if weights:
+        read_weights(path)

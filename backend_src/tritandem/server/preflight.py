@@ -15,6 +15,7 @@ from pathlib import Path
 from ..config import DEVICE_FORMS, Config, is_device, load_config, with_placement
 from ..contracts import ConfigError
 from ..host import Refusal
+from ..model_facts import check_folder
 from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
 from . import guardian
@@ -105,7 +106,8 @@ def check_model(options: ServeOptions) -> None:
 
 
 def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:
-    """Raises Refusal unless `folder` is a Hugging Face model folder."""
+    """Raises Refusal unless `folder` is a Hugging Face model folder, ConfigError where its files contradict one
+    another: what takes a minute to find out by loading it."""
     if not folder.is_dir():
         raise Refusal(
             f"model folder {folder} does not exist",
@@ -120,6 +122,7 @@ def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:
                 f"model folder {folder} has no {what} ({' or '.join(patterns)})",
                 "give --model a complete Hugging Face model folder",
             )
+    check_folder(folder, needs_weights)
 
 
 def check_tracing(options: ServeOptions) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..contracts import ConfigError
+from ..model_facts.folder import read_folder
+from ..model_facts.token_ids import check_token_ids, check_vocabulary, vocabulary_of
 from .gguf_header import end_token_ids, read_header, restore_pre_tokenizer
 
 
@@ -97,27 +99,19 @@ def read_source(path: Path) -> TokenizerSource:
         spec["truncation"] = spec["padding"] = None
         json_text = json.dumps(spec, ensure_ascii=False)
     spellings = spellings_of(spec)
+    folder = read_folder(path)
+    check_token_ids(folder)
+    check_vocabulary(folder, vocabulary_of(spec))
     return TokenizerSource(
         json_text=json_text,
         spec=spec,
         renderer=renderer,
-        end_ids=end_token_ids(header) or _end_ids(path, renderer),
+        end_ids=end_token_ids(header) or folder.end_ids(renderer.eos_token_id),
         bos_id=renderer.bos_token_id,
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
         spellings=spellings,
         vocab_size=max(spellings, default=-1) + 1,
     )
-
-
-def _end_ids(path: Path, renderer: Any) -> tuple[int, ...]:
-    """The ids that end an answer, as `generate` sees them: generation config, else model config, else tokenizer."""
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if file.is_file():
-            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            if value is not None:
-                return tuple(value) if isinstance(value, list) else (int(value),)
-    return () if renderer.eos_token_id is None else (int(renderer.eos_token_id),)
 
 
 def _cleans_up_spaces(renderer: Any, spec: dict[str, Any]) -> bool:
