@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "backend_src" / "tritandem"
 TIERS = {
+    "printable": 0,
+    "errors": 0,
     "contracts": 0,
     "config": 0,
     "host": 0,

@@ -1,19 +1,7 @@
-"""What the rooms say to each other: requests, sampling parameters, chunks, load, outcomes and errors.
+"""What the rooms say to each other: requests, sampling parameters, chunks, load; outcomes and errors from `errors`.
 
 Tier 0. Knows nothing about Triton, torch, tokenizer files or threads; arrays are numpy, times are
 `time.monotonic_ns()` of this host (CLOCK_MONOTONIC, comparable between its processes).
-
-The error tree; the class decides the outcome word that clients, metrics and logs see:
-
-    TritandemError
-    ├── InvalidRequest      REJECTED_INVALID     a field is wrong: names it, what was given, what is allowed
-    ├── Saturated           REJECTED_SATURATED   no room now: says when to try again
-    │   └── Draining        REJECTED_SATURATED   the server is shutting down
-    ├── DeadlineExpired     EXPIRED              the deadline passed before the answer was complete
-    ├── RequestCancelled    CANCELLED            the client closed or cancelled the stream
-    ├── RequestStopped      STOPPED              a `stop` request named this request's id
-    ├── EngineFailed        FAILED               this request, or the engine under it, broke
-    └── ConfigError         (start-up only)      a configuration key or file is wrong
 """
 
 from __future__ import annotations
@@ -21,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .errors import ConfigError as ConfigError
+from .errors import DeadlineExpired as DeadlineExpired
+from .errors import Draining as Draining
+from .errors import EngineFailed as EngineFailed
+from .errors import InvalidRequest as InvalidRequest
+from .errors import Outcome as Outcome
+from .errors import RequestCancelled as RequestCancelled
+from .errors import RequestStopped as RequestStopped
+from .errors import Saturated as Saturated
+from .errors import TritandemError as TritandemError
+from .errors import told as told
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 UInt8Array = NDArray[np.uint8]
 Float32Array = NDArray[np.float32]
-
-
-class Outcome(str, Enum):
-    """How a request ended. Exactly one per request; at once metric label, log field and public code."""
-
-    COMPLETED = "COMPLETED"  # the model ended it (end token, stop word) or max_tokens was reached
-    STOPPED = "STOPPED"  # a `stop` request named its id
-    REJECTED_SATURATED = "REJECTED_SATURATED"
-    REJECTED_INVALID = "REJECTED_INVALID"
-    EXPIRED = "EXPIRED"
-    CANCELLED = "CANCELLED"
-    FAILED = "FAILED"
 
 
 class FinishReason(str, Enum):
@@ -79,74 +67,6 @@ class PriorityClass(IntEnum):
     INTERACTIVE = 0
     NORMAL = 1
     BATCH = 2
-
-
-# --------------------------------------------------------------------------------------------------
-# Errors
-# --------------------------------------------------------------------------------------------------
-
-
-class TritandemError(Exception):
-    """Base of everything a client may see. `str(error)` is the public message after the outcome word."""
-
-    outcome: ClassVar[Outcome] = Outcome.FAILED
-
-    def public_message(self) -> str:
-        """The text of the Triton error response: the outcome word, a colon, what happened."""
-        # Half a character, which JSON can write, would make the response itself impossible.
-        return f"{self.outcome.value}: {self}".encode("utf-8", "backslashreplace").decode()
-
-
-class InvalidRequest(TritandemError):
-    """`field` got `given`, but only `allowed` is accepted."""
-
-    outcome = Outcome.REJECTED_INVALID
-
-    def __init__(self, field_name: str, given: object, allowed: str) -> None:
-        self.field_name, self.given, self.allowed = field_name, given, allowed
-        super().__init__(f"{field_name[:128]}: given {_shorten(given)}, allowed: {allowed}")  # clients make names up
-
-
-class Saturated(TritandemError):
-    """The bounded queue is full. `retry_after_s` is an estimate from the work ahead."""
-
-    outcome = Outcome.REJECTED_SATURATED
-
-    def __init__(self, reason: str, retry_after_s: float) -> None:
-        self.reason, self.retry_after_s = reason, retry_after_s
-        super().__init__(f"{reason}; retry after {retry_after_s:.1f} s")
-
-
-class Draining(Saturated):
-    """The server is shutting down and takes no new requests."""
-
-    def __init__(self, retry_after_s: float = 5.0) -> None:
-        super().__init__("the server is draining", retry_after_s)
-
-
-class DeadlineExpired(TritandemError):
-    outcome = Outcome.EXPIRED
-
-
-class RequestCancelled(TritandemError):
-    outcome = Outcome.CANCELLED
-
-
-class RequestStopped(TritandemError):
-    outcome = Outcome.STOPPED
-
-
-class EngineFailed(TritandemError):
-    outcome = Outcome.FAILED
-
-
-class ConfigError(TritandemError):
-    """A configuration file, key or value is wrong; raised at start-up only."""
-
-
-def _shorten(value: object, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}... ({len(text)} characters)"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -139,13 +139,14 @@ class TritonPythonModel:
         from tritandem.config import config_from_environment
         from tritandem.telemetry.step_meter import StepMeter
         from tritandem.triton_io.engine_plug import EnginePlug
+        from tritandem.triton_io.inner_key import load_inner_key
         from tritandem.triton_io.publishing import engine_publisher
 
         telemetry, meter = config_from_environment().telemetry, StepMeter(args["model_name"])
         publisher = engine_publisher(telemetry, meter)
         publisher.start()
         service = FreeRunningService({step_s!r}, meter=meter if telemetry.metrics else None)
-        self._plug = EnginePlug(service, 1.0, publisher)
+        self._plug = EnginePlug(service, 1.0, load_inner_key(), publisher)
 
     def execute(self, requests):
         self._plug.execute(requests)

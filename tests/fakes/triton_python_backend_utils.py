@@ -172,7 +172,8 @@ class InferenceTrace:
 class InferenceRequest:
     """Both kinds: one that a plug receives, and one that it makes to call another model.
 
-    `models` maps a model's name to what answers a call: arrays and parameters in, responses out.
+    `models` maps a model's name to what answers a call: arrays and parameters in, responses out. An id or parameters
+    given as bytes are what a client sent: like the real one, this makes texts of them only when it is asked.
     """
 
     models: dict[str, Callable[[InferenceRequest], Iterable[InferenceResponse]]] = {}  # noqa: RUF012
@@ -183,8 +184,8 @@ class InferenceRequest:
         model_name: str = "",
         requested_output_names: Sequence[str] = (),
         inputs: Sequence[Tensor] = (),
-        request_id: str = "",
-        parameters: dict[str, Any] | None = None,
+        request_id: str | bytes = "",
+        parameters: dict[str, Any] | bytes | None = None,
         preferred_memory: PreferredMemory | None = None,
         sender: ResponseSender | None = None,
         trace: InferenceTrace | None = None,
@@ -198,10 +199,11 @@ class InferenceRequest:
         return self._inputs
 
     def request_id(self) -> str:
-        return self._request_id
+        return self._request_id if isinstance(self._request_id, str) else self._request_id.decode()
 
     def parameters(self) -> str:
-        return json.dumps(self._parameters)
+        given = self._parameters
+        return given.decode() if isinstance(given, bytes) else json.dumps(given)
 
     def trace(self) -> InferenceTrace:
         return self._trace

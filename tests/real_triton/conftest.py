@@ -23,5 +23,5 @@ def server() -> Iterator[TritonServer]:
 
 @pytest.fixture
 def client(server: TritonServer) -> Iterator[RawClient]:
-    with RawClient(server.grpc_url) as connected:
+    with RawClient(server.grpc_url, server.pid) as connected:
         yield connected

@@ -5,15 +5,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritandem.config import INNER_KEY_ENV
 from tritandem.contracts import LoadSnapshot
 from tritandem.triton_io import engine_wire
+from tritandem.triton_io.inner_key import InnerKey
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 TIMEOUT_S = 180.0
+KEY_NAME = INNER_KEY_ENV.encode()
 
 
 def tensor(name: str, array: Any) -> grpcclient.InferInput:
@@ -74,10 +78,11 @@ class RawStream:
 
 
 class RawClient:
-    """Fresh connections per request, as independent clients have them."""
+    """Fresh connections per request, as independent clients have them. `server_pid`: for what needs the server's own
+    key, which a client has not."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, server_pid: int = 0) -> None:
+        self.url, self._server_pid = url, server_pid
 
     def __enter__(self) -> RawClient:
         return self
@@ -109,7 +114,10 @@ class RawClient:
         raise AssertionError(f"answered instead of refused: {[r.as_numpy('text_output') for r in results]}")
 
     def engine_load(self) -> LoadSnapshot:
-        [result] = self.results("engine", {"header": engine_wire.pack_call(engine_wire.Op.LOAD)})
+        variables = Path(f"/proc/{self._server_pid}/environ").read_bytes().split(b"\0")
+        [secret] = [value for name, _, value in (one.partition(b"=") for one in variables) if name == KEY_NAME]
+        call = InnerKey(secret).lock(engine_wire.pack_call(engine_wire.Op.LOAD))
+        [result] = self.results("engine", {"header": call})
         return engine_wire.unpack_load(result.as_numpy("header"))
 
 

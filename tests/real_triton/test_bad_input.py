@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, number, text
+from raw_client import RawClient, in_background, number, text
 from tritandem.config import TelemetryConfig
 from tritandem.server import TritonServer
 
@@ -23,6 +23,8 @@ CHAT = {"messages": '[{"role": "user", "content": "Hi"}]'}
 IDS = np.array([[1, 2, 3]], np.int32)
 
 
+HONEST = 80
+PREFIX = {"scheduler": "", "ensemble": "in ensemble 'ensemble', "}
 MODELS = pytest.mark.parametrize("model", ["ensemble", "scheduler"])
 
 
@@ -88,6 +90,7 @@ BAD_PARAMETERS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "empty messages": ({"messages": "[]"}, ["messages", "non-empty"]),
     "half a character in a message": ({"messages": '[{"role": "user", "content": "\\ud800"}]'}, ["messages", "D800"]),
     "a long chat": ({"messages": json.dumps([{"role": "user", "content": "x" * 900_000}])}, ["messages", "8191"]),
+    "numbers in other digits": (CHAT | {"max_tokens": "\u0661"}, ["max_tokens", "a whole number"]),
     "a long request id": (CHAT | {"request_id": "i" * 257}, ["request_id", "at most 256"]),
 }
 # What HTTP can send: a body, the words of the refusal. Triton itself reads the JSON, and names no field there.
@@ -111,6 +114,18 @@ BAD_BODIES: dict[str, tuple[Any, list[str]]] = {
     "unknown class": ({"text_input": "a", "priority": "urgent"}, ["priority", "urgent", "interactive, normal, batch"]),
     "an id of another kind": ({"text_input": "a", "request_id": 5}, ["request_id", "a text"]),
     "stop without an id": ({"stop": True}, ["stop", "without an id"]),
+    "a bad byte in a parameter": (b'{"text_input": "a", "tenant": "\xff"}', ["parameters", "invalid UTF-8"]),
+    "a Latin-1 key": (b'{"text_input": "a", "ten\xe4nt": "a"}', ["parameters", "invalid UTF-8"]),
+    "a bad byte in JSON in JSON": (
+        b'{"text_input": "a", "sampling_parameters": "\xff"}',
+        ["sampling_parameters", "UTF-8"],
+    ),
+    "max_tokens that Triton would cut": (
+        {"text_input": "a", "sampling_parameters": '{"max_tokens": 4294967301}'},
+        ["max_tokens", "4294967301"],
+    ),
+    "an infinite number": (b'{"text_input": "a", "deadline_ms": 1e999}', ["deadline_ms"]),
+    "10 MB in a parameter": ({"text_input": "a", "tenant": "x" * 10_000_000}, ["tenant", "at most 128"]),
 }
 
 
@@ -158,6 +173,30 @@ def test_bad_bodies_are_named_and_disturb_nobody(server: TritonServer, client: R
                 message = http_error(server, model, call, body)
                 wrong += [f"{name}, {call}: {word!r} is not in {message!r}" for word in words if word not in message]
     assert not wrong, "\n".join(wrong)
+
+
+@MODELS
+def test_an_id_of_any_length_is_refused_by_every_request(client: RawClient, model: str) -> None:
+    for arrays in (PROMPT, {"stop": number(True, np.bool_)}):
+        message = client.error(model, arrays, request_id="i" * 2_000_000)
+        assert "allowed: a text of at most 256 characters" in message
+        assert len(message) < 500
+
+
+@MODELS
+def test_bad_bytes_fail_nobody_but_their_sender(server: TritonServer, client: RawClient, model: str) -> None:
+    """All at once, so that Triton puts them into the same batches."""
+    two = {"text_input": text("One two"), "max_tokens": number(2, np.int32)}
+    bodies = [b'{"text_input": "x", "tenant": "\xff"}', b'{"text_input": "x", "request_id": "\xff"}'] * 6
+    honest = [in_background(client.answer, model, two) for _ in range(HONEST // 2)]
+    bad = [in_background(http_error, server, model, "generate", body) for body in bodies]
+    honest += [in_background(client.answer, model, two) for _ in range(HONEST // 2)]
+    for thread, _ in honest + bad:
+        thread.join()
+    assert len({outcome for _, [outcome] in honest}) == 1
+    assert {str(outcome).partition(" at ")[0] for _, [outcome] in bad} == {
+        PREFIX[model] + "REJECTED_INVALID: parameters: given 'invalid UTF-8"
+    }
 
 
 @MODELS

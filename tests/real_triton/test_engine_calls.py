@@ -1,6 +1,7 @@
 """The scheduler's calls to the engine under load: frequent changes of the stream call, a full log queue, SIGTERM.
 
-The engine is one that only counts; a stream call is left after a few responses instead of after many.
+The engine is one that only counts; a stream call is left after a few responses instead of after many. The models find
+their key as they do where Triton runs without `tritandem serve`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from started import start_server
+from tritandem.config import INNER_KEY_ENV
 from tritandem.server import TritonServer
 from tritandem.server.health import live_stubs
 from tritandem.server.repository import default_repository
@@ -28,8 +30,9 @@ INITIALIZE = {
         sys.path.insert(0, {str(BENCHMARKS)!r})
         from free_running_engine import FreeRunningService
         from tritandem.triton_io.engine_plug import EnginePlug
+        from tritandem.triton_io.inner_key import load_inner_key
 
-        self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0)
+        self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0, load_inner_key())
 """,
     # Lines of the log wait in the same queue as the clean-up of calls that have ended.
     "scheduler": """
@@ -65,6 +68,10 @@ def counting_server(tmp_path: Path) -> Iterator[TritonServer]:
             "    def execute(self, requests):\n        self._plug.execute(requests)\n\n"
             "    def finalize(self):\n        self._plug.close()\n"
         )
+    for file in repository.glob("*/1/model.py"):
+        head = "def initialize(self, args):\n"
+        without_key = f"{head}        import os\n\n        del os.environ[{INNER_KEY_ENV!r}]\n"
+        file.write_text(file.read_text().replace(head, without_key))
     with start_server(repository=repository) as server:
         yield server
 

@@ -1,13 +1,20 @@
-"""What a server does without being told: it answers this machine only, and administration nobody."""
+"""What a server does without being told: it answers this machine only, administration nobody, and its inner models
+only each other."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from raw_client import RawClient, in_background, number, text
 from tritandem.server import TritonServer
 from tritandem.server.health import ready
 
@@ -73,6 +80,74 @@ def test_administration_has_no_key_that_can_be_guessed(server: TritonServer) -> 
     keys = {word.rpartition("=")[2] for word in words if "restricted" in word}
     assert len(keys) == 1
     assert len(keys.pop()) >= 32
+
+
+VICTIMS, TOKENS = 4, 16
+THIEVES: list[tuple[str, str, dict[str, Any]]] = [
+    ("engine", "generate_stream", {"header": [3, 0]}),
+    ("engine", "generate_stream", {"header": [0, 0, 3, 0]}),
+    ("engine", "generate", {"header": [2, 3000, *range(1, 3001)]}),
+    ("engine", "generate", {"header": [1, 1, *range(1, 18)], "tokens": [1]}),
+    ("engine_calls", "generate", {"header": [2, 3000, *range(1, 3001)], "engine": "engine"}),
+    ("engine_calls", "generate", {"header": [4, 0], "engine": "engine_calls"}),
+]
+
+
+def post(server: TritonServer, model: str, call: str, body: dict[str, Any], timeout_s: float = 20) -> str:
+    """The error that a body is answered with."""
+    connection = http.client.HTTPConnection(server.http_url, timeout=timeout_s)
+    try:
+        connection.request("POST", f"/v2/models/{model}/{call}", json.dumps(body))
+        answer = connection.getresponse().read().removeprefix(b"data:").strip()
+    finally:
+        connection.close()
+    return str(json.loads(answer)["error"])
+
+
+def test_strangers_get_nothing_out_of_the_inner_models_and_disturb_nobody(
+    server: TritonServer, client: RawClient
+) -> None:
+    def answer(victim: int) -> str:
+        arrays = {"text_input": text(f"Count from {victim}: {victim},"), "max_tokens": number(TOKENS, np.int32)}
+        return client.answer("scheduler", arrays | {"sampling_parameters": text('{"ignore_eos": true}')})
+
+    alone = [answer(victim) for victim in range(VICTIMS)]
+    over, refusals = threading.Event(), list[str]()
+
+    def steal() -> None:
+        while not over.is_set():
+            refusals.extend(post(server, *thief) for thief in THIEVES)
+
+    thief, failure = in_background(steal)
+    victims = [in_background(answer, victim) for victim in range(VICTIMS)]
+    for thread, _ in victims:
+        thread.join()
+    over.set()
+    thief.join()
+    assert [outcome for _, [outcome] in victims] == alone
+    assert failure == [None]
+    assert len(refusals) >= len(THIEVES)
+    assert {refusal.partition(",")[0] for refusal in refusals} == {
+        "REJECTED_INVALID: header: given 'a call without the key of this server'"
+    }
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "an endless refusal": {"refusal": "REJECTED_INVALID: : given " * 8000},
+    "10 MB": {"refusal": "x" * 10_000_000},
+    "an early arrival": {"text_input": "a", "input_ids": [1], "tokenized_ns": [1, 2, 3, 0, 0], "refusal": ""},
+    "stamps alone": {"text_input": "a", "tokenized_ns": [1, 2, 3, 0, 0]},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_nobody_can_pose_as_the_tokenizer(server: TritonServer, client: RawClient, name: str) -> None:
+    begun_s = time.monotonic()
+    message = post(server, "scheduler", "generate", FORGED[name])
+    assert client.answer("scheduler", {"text_input": text("Hi"), "max_tokens": number(1, np.int32)})
+    assert time.monotonic() - begun_s < 10, "others waited for a refusal"
+    assert message.startswith(("REJECTED_INVALID: tokenized_ns: given", "REJECTED_INVALID: refusal: given"))
+    assert len(message) < 500
 
 
 def test_endless_headers_end_with_their_connection(server: TritonServer) -> None:

@@ -40,8 +40,9 @@ ENGINE = f"""
         sys.path[:0] = [{str(BENCHMARKS)!r}, {str(Path(__file__).parent)!r}]
         from numbered_engine import NumberedService
         from tritandem.triton_io.engine_plug import EnginePlug
+        from tritandem.triton_io.inner_key import load_inner_key
 
-        self._plug = EnginePlug(NumberedService({STEP_S}), 1.0)
+        self._plug = EnginePlug(NumberedService({STEP_S}), 1.0, load_inner_key())
 """
 SCHEDULER = """
         from tritandem.triton_io import bls_engine

@@ -24,7 +24,7 @@ OUTPUTS = [grpcclient.InferRequestedOutput(name) for name in ("input_ids", "toke
 def ids_of(url: str, prompt: str) -> list[int]:
     with grpcclient.InferenceServerClient(url) as client:
         result = client.infer("tokenizer", [tensor("text_input", text(prompt))], outputs=OUTPUTS)
-    received_ns, done_ns = result.as_numpy("tokenized_ns").reshape(-1).tolist()
+    received_ns, done_ns, *_ = result.as_numpy("tokenized_ns").reshape(-1).tolist()
     assert 0 < received_ns <= done_ns
     return [int(token) for token in result.as_numpy("input_ids").reshape(-1)]
 

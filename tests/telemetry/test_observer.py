@@ -127,6 +127,17 @@ def test_the_log_line_has_the_walls_clock_and_the_trace_to_look_for() -> None:
     assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
 
 
+def test_nothing_hidden_that_a_client_wrote_comes_into_the_log() -> None:
+    lines: list[str] = []
+    observer = RequestObserver(Registry(), lines.append)
+    hidden = "a\x1b[2J\x85\x9b\u2028\n\ud800"
+    observer.finished(record(request_id=hidden, tenant=hidden, error=hidden))
+    observer.write_log()
+    assert lines[0].isprintable()
+    line = json.loads(lines[0])
+    assert line["id"] == line["tenant"] == line["error"] == hidden
+
+
 def test_engine_gauges_carry_the_engines_name_and_counters_follow_its_totals() -> None:
     registry = Registry()
     observer = RequestObserver(registry, None)

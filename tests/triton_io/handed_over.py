@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from tritandem.triton_io import schema
+from tritandem.triton_io.inner_key import InnerKey
+
+KEY = InnerKey(b"of this server")
 
 
 def text(*words: str | bytes) -> Any:
@@ -19,8 +22,8 @@ def one(value: Any, dtype: Any) -> Any:
 
 def received(
     arrays: dict[str, Any],
-    parameters: dict[str, Any] | None = None,
-    request_id: str = "r1",
+    parameters: dict[str, Any] | bytes | None = None,
+    request_id: str | bytes = "r1",
     outputs: list[str] | None = None,
     sender: pb_utils.ResponseSender | None = None,
 ) -> tuple[pb_utils.InferenceRequest, pb_utils.ResponseSender]:

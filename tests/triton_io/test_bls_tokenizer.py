@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
+from handed_over import KEY
 from tritandem.contracts import DeadlineExpired, Saturated
-from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer, error_of
+from tritandem.triton_io import handover
+from tritandem.triton_io.bls_tokenizer import LONG_CHARS, BlsTokenizer, _failure
+from tritandem.triton_io.handover import Handover
 from tritandem.triton_io.prompt_source import PromptSource
 from tritandem.triton_io.text_turns import Turn
 
@@ -32,10 +35,8 @@ class Tokenizer:
         chars = len(arrays["text_input"][0][0]) if "text_input" in arrays else LONG_CHARS + 1
         if chars > LONG_CHARS:
             assert self.release.wait(10)
-        ids, stamps = np.array([[chars]], np.int32), np.array([[1, 2]], np.int64)
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("tokenized_ns", stamps)])
-        ]
+        handed = handover.pack(Handover(np.array([chars], np.int32), 1, 2), KEY)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in handed.items()])]
 
 
 @pytest.fixture
@@ -86,5 +87,5 @@ def test_a_text_whose_deadline_has_passed_is_not_encoded(tokenizer: Tokenizer) -
 
 
 def test_a_full_queue_of_tritons_is_no_failure() -> None:
-    error = error_of("in ensemble 'ensemble', [request id: a] Exceeds maximum queue size")
+    error = _failure("in ensemble 'ensemble', [request id: a] Exceeds maximum queue size")
     assert isinstance(error, Saturated)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import received
+from handed_over import KEY, received
 from tritandem.contracts import (
+    ConfigError,
     Draining,
     EngineFailed,
     EngineRequest,
@@ -30,6 +30,7 @@ from tritandem.triton_io.call_relay import CallRelay
 from tritandem.triton_io.engine_plug import EnginePlug
 from tritandem.triton_io.engine_wire import Op
 from tritandem.triton_io.finished_calls import FinishedCalls
+from tritandem.triton_io.inner_key import InnerKey
 from tritandem.triton_io.stream_gate import StreamGate
 
 IDLE_S = 0.2
@@ -107,7 +108,7 @@ def service() -> ScriptedService:
 
 @pytest.fixture
 def plug(service: ScriptedService) -> Any:
-    made = EnginePlug(service, IDLE_S)
+    made = EnginePlug(service, IDLE_S, KEY)
     yield made
     if not service.closed:
         made.close()
@@ -118,8 +119,8 @@ def port(plug: EnginePlug) -> BlsEngine:
     """Calls of the port reach the plug as Triton would carry them: the stream directly, the rest by the relay."""
 
     def relay(request: Any) -> list[Any]:
-        forwarded, sender = received(request.arrays(), json.loads(request.parameters()))
-        CallRelay().execute([forwarded])
+        forwarded, sender = received(request.arrays())
+        CallRelay("engine_calls", KEY).execute([forwarded])
         responses: list[Any] = sender.wait_end()
         return responses
 
@@ -132,11 +133,11 @@ def port(plug: EnginePlug) -> BlsEngine:
 
     pb_utils.InferenceRequest.models["engine"] = carry
     pb_utils.InferenceRequest.decoupled.add("engine")
-    return BlsEngine("engine", FinishedCalls(), StreamGate())
+    return BlsEngine("engine", KEY, FinishedCalls(), StreamGate())
 
 
 def open_stream(plug: EnginePlug, sender: Any = None) -> Any:
-    request, sender = received({"header": engine_wire.pack_call(Op.STREAM)}, sender=sender)
+    request, sender = received({"header": KEY.lock(engine_wire.pack_call(Op.STREAM))}, sender=sender)
     plug.execute([request])
     return sender
 
@@ -235,12 +236,57 @@ def test_closing_ends_stream_and_service_in_that_order(plug: EnginePlug, service
 
 
 def test_a_malformed_call_is_answered_and_the_next_one_served(plug: EnginePlug) -> None:
-    bad, bad_sender = received({"header": np.array([99], np.int64)})
-    good, good_sender = received({"header": engine_wire.pack_call(Op.LOAD)})
+    bad, bad_sender = received({"header": KEY.lock(np.array([99], np.int64))})
+    good, good_sender = received({"header": KEY.lock(engine_wire.pack_call(Op.LOAD))})
     plug.execute([bad, good])
     assert "FAILED" in bad_sender.wait_end()[0].error().message()
     assert engine_wire.unpack_load(good_sender.wait_end()[0].arrays()["header"]).max_context_tokens == 77
     pb_utils.Logger.lines.clear()
+
+
+STRANGERS = [
+    engine_wire.pack_call(Op.STREAM),
+    engine_wire.pack_call(Op.CANCEL, range(1, 3000)),
+    engine_wire.pack_call(Op.END_STREAM),
+    engine_wire.pack_call(Op.LOAD),
+    engine_wire.pack_submit([sequence(2)])[0],
+    InnerKey(b"of another server").lock(engine_wire.pack_call(Op.STREAM)),
+    np.zeros(0, np.int64),
+]
+
+
+@pytest.mark.parametrize("header", STRANGERS, ids=range(len(STRANGERS)))
+def test_a_stranger_is_refused_in_one_response_and_nothing_else_happens(
+    plug: EnginePlug, service: ScriptedService, header: Any
+) -> None:
+    service.submit([sequence(1, 2)])
+    stream = open_stream(plug)
+    service.step()
+    strange = {"header": header, "tokens": np.arange(99, dtype=np.int32)}
+    relay = CallRelay("engine_calls", KEY)  # the engine is not even asked: there is none of that name here
+    for model in (plug, relay):
+        request, sender = received(strange, {"engine": "engine_calls"})
+        model.execute([request])
+        [response] = sender.wait_end()
+        assert response.error().code() == "INVALID_ARG"
+        assert response.error().message().startswith("REJECTED_INVALID: header: given 'a call without the key")
+    service.step()
+    assert sum(rows_of(stream.wait_end())) == 2
+    assert not service.cancelled
+
+
+def test_a_relay_calls_the_engine_that_it_is_named_after() -> None:
+    called: list[str] = []
+    for name in ("engine", "engine_1", "engine_calls"):
+        pb_utils.InferenceRequest.models[name] = lambda _request, name=name: called.append(name) or []
+        pb_utils.InferenceRequest.decoupled.add(name)
+    request, sender = received({"header": KEY.lock(engine_wire.pack_call(Op.LOAD))}, {"engine": "engine_calls"})
+    CallRelay("engine_1_calls", KEY).execute([request])
+    assert called == ["engine_1"]
+    assert "engine_1 gave no answer" in sender.wait_end()[0].error().message()
+    for nameless in ("engine", "_calls"):
+        with pytest.raises(ConfigError, match="named after its engine"):
+            CallRelay(nameless, KEY)
 
 
 BROKEN = pb_utils.InferenceResponse(error=pb_utils.TritonError("stub process is not healthy"))
@@ -286,7 +332,7 @@ def open_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def recorded(request: Any, decoupled: bool = False) -> Any:
         result = made(request, decoupled)
-        if decoupled and request.arrays()["header"][0] == Op.STREAM:
+        if decoupled and KEY.unlock(request.arrays()["header"])[0] == Op.STREAM:
             calls.append(result)
         return result
 
@@ -375,8 +421,8 @@ def test_a_new_reader_makes_one_leave_that_waits_in_the_stream(port: BlsEngine, 
 
 
 def test_a_relay_keeps_few_finished_calls(plug: EnginePlug, port: BlsEngine) -> None:
-    relay = CallRelay()
+    relay = CallRelay("engine_calls", KEY)
     for _ in range(3 * call_relay.KEPT_CALLS):
-        request, _ = received({"header": engine_wire.pack_call(Op.LOAD)}, {"engine": "engine"})
+        request, _ = received({"header": KEY.lock(engine_wire.pack_call(Op.LOAD))})
         relay.execute([request])
         assert len(relay._finished) < call_relay.KEPT_CALLS

@@ -141,6 +141,7 @@ def test_refusals_keep_class_and_words() -> None:
     sent: list[TritandemError | None] = [
         None,
         InvalidRequest("seq_id", 7, "an id that is not in use"),
+        InvalidRequest("messages[0].role", "x'" * 1_000_000, "a text: one, given two, allowed: three"),
         Saturated("full", 2.5),
         EngineFailed("broken"),
         DeadlineExpired("late"),
@@ -148,8 +149,8 @@ def test_refusals_keep_class_and_words() -> None:
     arrived = engine_wire.unpack_errors(engine_wire.pack_errors(sent), len(sent))
     assert [type(error) for error in arrived] == [type(error) for error in sent]
     assert [str(error) for error in arrived] == [str(error) for error in sent]
-    assert isinstance(arrived[2], Saturated)
-    assert arrived[2].retry_after_s == 2.5
+    assert isinstance(arrived[3], Saturated)
+    assert arrived[3].retry_after_s == 2.5
 
 
 def test_no_refusal_costs_no_byte() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import received, text
+from handed_over import KEY, received, text
 from tritandem.config import TelemetryConfig
 from tritandem.contracts import Chunk, FinishReason, InvalidRequest, Outcome, OutputOptions, PriorityClass, Stamps
 from tritandem.scheduler.ports import FinishedRequest
@@ -129,7 +129,7 @@ def test_the_tokenizers_plug_notes_what_was_encoded_and_not_what_was_refused() -
         def close(self) -> None: ...
 
     noted: list[Encoded] = []
-    plug = TokenizerPlug(Tokenizer(), note=noted.append)
+    plug = TokenizerPlug(Tokenizer(), KEY, note=noted.append)
     requests = [received({"text_input": text(word)}) for word in ("a", "refused", "b")]
     plug.execute([request for request, _ in requests])
     for _, sender in requests:

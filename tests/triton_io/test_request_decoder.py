@@ -258,6 +258,33 @@ def test_a_bad_parameter_is_refused(parameters: dict[str, Any]) -> None:
         request(PROMPT, parameters)
 
 
+@pytest.mark.parametrize("written", ["1_0", "\u0661", "\uff15", " 7", "7\n", "0x1", "1" * 400, "", "-", "1e", "nan"])
+def test_a_number_is_written_in_digits_of_ascii_alone(written: str) -> None:
+    for name in ("max_tokens", "temperature", "seed", "end_id", "logprobs", "length_penalty", "n"):
+        with pytest.raises(InvalidRequest, match=f"^{name}: given"):
+            sampled(**{name: written})
+        with pytest.raises(InvalidRequest, match=f"^{name}: given"):
+            request(PROMPT, {name: written})
+    with pytest.raises(InvalidRequest, match="deadline_ms: given"):
+        request(PROMPT, {"deadline_ms": written})
+    with pytest.raises(InvalidRequest, match="stop_token_ids: given"):
+        sampled(stop_token_ids=[written])
+
+
+def test_numbers_as_texts_mean_what_they_say() -> None:
+    made = request(PROMPT, {"max_tokens": "12", "temperature": "+.5e0", "seed": "007", "deadline_ms": "1500"})
+    assert (made.sampling.max_tokens, made.sampling.temperature, made.sampling.seed) == (12, 0.5, 7)
+    assert made.deadline_ns == 1_000 + 1_500_000_000
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "top_k", "end_id", "seed", "logprobs", "deadline_ms"])
+def test_a_number_beyond_its_type_is_refused_not_cut(name: str) -> None:
+    beyond = 2**64 + 5
+    for written in (beyond, str(beyond)):
+        with pytest.raises(InvalidRequest, match=f"^{name}: given '?{beyond}"):
+            request(PROMPT, {name: written})
+
+
 def test_neutral_values_of_other_servers_are_accepted() -> None:
     arrays = PROMPT | {
         "beam_width": one(1, np.int32),

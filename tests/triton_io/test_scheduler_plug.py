@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import queue
 import re
 import threading
+import time
 import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import one, received, text
+from bad_requests import BAD, HI
+from handed_over import KEY, one, received, text
 from tritandem.contracts import (
     Chunk,
     Draining,
+    EngineFailed,
     FinishReason,
     GenerationRequest,
+    InvalidRequest,
     Outcome,
     OutputOptions,
     PriorityClass,
@@ -26,15 +31,20 @@ from tritandem.contracts import (
     Saturated,
     Stamps,
     TokenLogprob,
+    TritandemError,
 )
 from tritandem.scheduler import FinishedRequest
-from tritandem.triton_io.bls_tokenizer import BlsTokenizer, error_of
+from tritandem.triton_io import handover
+from tritandem.triton_io.bls_tokenizer import BlsTokenizer
 from tritandem.triton_io.finished_calls import FinishedCalls
+from tritandem.triton_io.handover import FRESH_NS, Handover
+from tritandem.triton_io.inner_key import InnerKey
 from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.scheduler_plug import SchedulerPlug
 from tritandem.triton_io.sinks import TritonSink
 
 LIMITS = ModelLimits(100, 1000, (2,), 8, PriorityClass.NORMAL, 0.0, lambda word: [3])
+REFUSED = InvalidRequest("text_input", "bad", "something else")
 LAST = Chunk("!", 1, FinishReason.LENGTH, Outcome.COMPLETED, 5, 4, -1.5, stamps=Stamps(*range(9)))
 
 
@@ -89,37 +99,50 @@ def refused() -> queue.Queue[FinishedRequest]:
 def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
     publisher = RecordingPublisher(service.calls)
     return SchedulerPlug(
-        service, BlsTokenizer(9, threads=2), lambda: LIMITS, str, 7.0, refused.put, publisher, FinishedCalls(), "key"
+        service,
+        BlsTokenizer(9, threads=2),
+        lambda: LIMITS,
+        str,
+        7.0,
+        refused.put,
+        publisher,
+        FinishedCalls(),
+        KEY,
+        "key",
     )
 
 
-def tokenized(*ids: int, arrays: dict[str, Any] | None = None) -> dict[str, Any]:
-    """As the ensemble hands it over."""
-    return {
-        **({"text_input": text("hi")} if arrays is None else arrays),
-        "input_ids": np.array([ids], np.int32),
-        "tokenized_ns": np.array([[100, 200]], np.int64),
-    }
+def tokenized(
+    *ids: int,
+    arrays: dict[str, Any] | None = None,
+    refusal: TritandemError | None = None,
+    age_ns: int = 100,
+    key: InnerKey = KEY,
+) -> dict[str, Any]:
+    """As the ensemble hands it over; no two are the same."""
+    now_ns = time.monotonic_ns() - age_ns
+    handed = handover.pack(Handover(np.array(ids, np.int32), now_ns - 100, now_ns, refusal), key)
+    return ({"text_input": text("hi")} if arrays is None else arrays) | handed
 
 
 def tokenizer_says(*ids: int) -> None:
     def encode(request: Any) -> list[Any]:
         arrays = request.arrays()
-        if "text_input" in arrays and arrays["text_input"][0][0] == b"bad":
-            message = "in model: REJECTED_INVALID: text_input: given 'bad', allowed: something else"
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(message))]
-        tensors = [("input_ids", np.array([ids], np.int32)), ("tokenized_ns", np.array([[1, 2]], np.int64))]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])]
+        bad = "text_input" in arrays and arrays["text_input"][0][0] == b"bad"
+        handed = tokenized(*ids, arrays={}, refusal=REFUSED if bad else None)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in handed.items()])]
 
     pb_utils.InferenceRequest.models["tokenizer"] = encode
 
 
 def test_the_ensembles_ids_and_stamps_are_taken(plug: SchedulerPlug, service: RecordingService) -> None:
-    request, sender = received(tokenized(5, 6), request_id="abc")
+    arrays = tokenized(5, 6)
+    request, sender = received(dict(arrays), request_id="abc")
     plug.execute([request])
     [(made, _)] = service.taken
     assert made.input_ids.tolist() == [5, 6]
-    assert (made.request_id, made.received_ns, made.tokenized_ns) == ("abc", 100, 200)
+    assert [made.received_ns, made.tokenized_ns] == arrays["tokenized_ns"][0][:2].tolist()
+    assert made.request_id == "abc"
     assert not sender.responses
 
 
@@ -150,16 +173,77 @@ def test_a_refusal_of_the_tokenizer_keeps_its_words(plug: SchedulerPlug, service
     assert not service.taken
 
 
-def test_a_refusal_that_the_ensemble_carries_keeps_its_words_too(plug: SchedulerPlug) -> None:
-    words = "REJECTED_INVALID: text_input: given '', allowed: at least one character"
-    full = "REJECTED_SATURATED: 9 texts are waiting for the tokenizer; retry after 1.0 s"
-    for refusal, message in ((words, words), (full, full), ("FAILED: secret", "FAILED: tokenizer: FAILED: secret")):
-        request, sender = received(tokenized(-1) | {"refusal": text(refusal)})
-        plug.execute([request])
-        assert sender.wait_end()[0].error().message() == message
-    taken, sender = received(tokenized(1) | {"refusal": text("")})
-    plug.execute([taken])
-    assert not sender.responses
+@pytest.mark.parametrize(
+    "refusal", [REFUSED, Saturated("9 texts are waiting", 1.0), EngineFailed("no memory")], ids=str
+)
+def test_a_refusal_that_the_ensemble_carries_keeps_its_words_too(plug: SchedulerPlug, refusal: TritandemError) -> None:
+    request, sender = received(tokenized(-1, refusal=refusal))
+    plug.execute([request])
+    assert sender.wait_end()[0].error().message() == refusal.public_message()
+
+
+def forgeries() -> dict[str, dict[str, Any]]:
+    """What clients may send in the place of the ensemble."""
+    sealed = tokenized(5, 6)
+    early = sealed["tokenized_ns"] - np.array([[10**12, 0, 0, 0, 0]])
+    words = "REJECTED_INVALID: : given " * 8000
+    return {
+        "stamps without a seal": sealed | {"tokenized_ns": np.array([[1, 2, 3, 0, 0]])},
+        "other stamps": sealed | {"tokenized_ns": early},
+        "another refusal": sealed | {"refusal": text('["EngineFailed", "no"]')},
+        "another server's": tokenized(5, 6, key=InnerKey(b"of another server")),
+        "stamps alone": {name: sealed[name] for name in ("text_input", "input_ids", "tokenized_ns")},
+        "no ids": {name: sealed[name] for name in ("text_input", "refusal", "tokenized_ns")},
+        "a refusal alone": {"refusal": text(words)},
+        "a refusal beside a text": {"text_input": text("hi"), "refusal": text("")},
+        "a long refusal": sealed | {"refusal": text("x" * 10_000_000)},
+        "no words": sealed | {"refusal": np.empty((1, 0), np.object_)},
+        "stamps of another shape": sealed | {"tokenized_ns": np.array([[1, 2]])},
+        "stamps of another dtype": sealed | {"tokenized_ns": sealed["tokenized_ns"].astype(np.int32)},
+    }
+
+
+@pytest.mark.parametrize("name", forgeries())
+def test_what_the_tokenizer_has_not_said_is_refused_by_name_and_harms_no_other(
+    plug: SchedulerPlug, service: RecordingService, name: str
+) -> None:
+    forged, sender = received(forgeries()[name])
+    honest, _ = received(tokenized(1))
+    begun_s = time.thread_time()
+    plug.execute([forged, honest])
+    assert time.thread_time() - begun_s < 0.5
+    [response] = sender.wait_end()
+    assert response.error().code() == "INVALID_ARG"
+    assert re.match("REJECTED_INVALID: (tokenized_ns|refusal): given", response.error().message())
+    assert len(response.error().message()) < 500
+    assert [made.input_ids.tolist() for made, _ in service.taken] == [[1]]
+
+
+def test_what_the_tokenizer_said_counts_once(plug: SchedulerPlug, service: RecordingService) -> None:
+    arrays = tokenized(5, 6)
+    (first, _), (again, sender) = received(dict(arrays)), received(dict(arrays))
+    plug.execute([first])
+    plug.execute([again])
+    assert "tokenized_ns: given 'what another request has brought'" in sender.wait_end()[0].error().message()
+    assert len(service.taken) == 1
+
+
+def test_seals_are_remembered_as_long_as_they_count() -> None:
+    handovers, begun_ns = handover.SealedHandovers(KEY), 10**15
+    for minute in range(10):
+        now_ns = begun_ns + minute * (FRESH_NS // 2)
+        fresh = handover.pack(Handover(np.array([minute], np.int32), now_ns, now_ns), KEY)
+        assert handovers.take(dict(fresh), now_ns) is not None
+        with pytest.raises(InvalidRequest):
+            handovers.take(dict(fresh), now_ns + FRESH_NS // 2)
+        assert len(handovers._taken) + len(handovers._taken_before) <= 6
+
+
+def test_stamps_that_were_kept_for_long_make_no_request_older(plug: SchedulerPlug, service: RecordingService) -> None:
+    before_ns = time.monotonic_ns()
+    plug.execute([received(tokenized(5, age_ns=2 * FRESH_NS))[0]])
+    [(made, _)] = service.taken
+    assert before_ns <= made.received_ns == made.tokenized_ns <= time.monotonic_ns()
 
 
 def test_what_never_reached_the_service_is_recorded_once(
@@ -170,7 +254,7 @@ def test_what_never_reached_the_service_is_recorded_once(
         "by the tokenizer": {"text_input": text("bad"), "priority": text("batch")},
         "too long": {"text_input": text("long"), "priority": text("batch")},
         "undecodable": tokenized(1) | {"top_p": one(7, np.float32)},
-        "in the ensemble": tokenized(-1) | {"refusal": text("REJECTED_INVALID: a: given b, allowed: c")},
+        "in the ensemble": tokenized(-1, refusal=REFUSED),
     }
     for name, arrays in cases.items():
         request, sender = received(arrays, request_id=name)
@@ -199,6 +283,54 @@ def test_a_bad_request_harms_no_other_of_its_batch(plug: SchedulerPlug, service:
     plug.execute([bad, good])
     assert "top_p: given 7.0" in bad_sender.wait_end()[0].error().message()
     assert len(service.taken) == 1
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_no_request_harms_another_whatever_is_wrong_with_it(
+    plug: SchedulerPlug, service: RecordingService, refused: queue.Queue[FinishedRequest], name: str
+) -> None:
+    make, words = BAD[name]
+    tokenizer_says(5)
+    (first, _), (bad, bad_sender), (last, _) = received(HI), make(), received(HI)
+    plug.execute([first, bad, last])
+    for _ in range(2):
+        assert service.arrived.acquire(timeout=5.0)
+    [response] = bad_sender.wait_end()
+    assert response.error().code() == "INVALID_ARG"
+    assert re.search(words, response.error().message())
+    assert len(response.error().message()) < 3000
+    record = refused.get_nowait()
+    assert record.outcome is Outcome.REJECTED_INVALID
+    assert len(record.request_id) <= 256
+    assert not pb_utils.Logger.lines, "a client's mistake is no error of the server's"
+
+
+@pytest.mark.parametrize("arrays", [{"stop": one(True, np.bool_)}, tokenized(0, arrays={"stop": one(True, np.bool_)})])
+def test_a_stop_by_an_id_of_any_length_keeps_nothing(
+    plug: SchedulerPlug, service: RecordingService, arrays: dict[str, Any]
+) -> None:
+    for request_id, parameters in (("i" * 2_000_000, {}), ("", {"id": "i" * 2_000_000})):
+        request, sender = received(dict(arrays), parameters, request_id=request_id)
+        plug.execute([request])
+        assert "allowed: a text of at most 256 characters" in sender.wait_end()[0].error().message()
+        arrays = {"stop": one(True, np.bool_)}
+    assert service.calls == ["start"]
+
+
+def test_a_refusal_that_cannot_be_recorded_or_sent_harms_no_other(service: RecordingService) -> None:
+    def broken(_: FinishedRequest) -> None:
+        raise OSError("/opt/secret: no space left")
+
+    publisher = RecordingPublisher(service.calls)
+    tokenizer = BlsTokenizer(9, threads=2)
+    plug = SchedulerPlug(service, tokenizer, lambda: LIMITS, str, 7.0, broken, publisher, FinishedCalls(), KEY)
+    (bad, bad_sender), (gone, gone_sender), (good, _) = received({}), received({}), received(tokenized(1))
+    gone_sender.ended.set()
+    plug.execute([bad, gone, good])
+    assert "secret" not in bad_sender.wait_end()[0].error().message()
+    assert len(service.taken) == 1
+    assert "no space left" in pb_utils.Logger.lines[0][1]
+    pb_utils.Logger.lines.clear()
 
 
 HALF_A_CHARACTER = json.dumps({"\ud800": 1})
@@ -240,12 +372,6 @@ def test_what_no_field_can_hold_is_refused_and_harms_no_other(
     assert len(service.taken) == 1
 
 
-def test_stamps_without_ids_are_refused(plug: SchedulerPlug) -> None:
-    request, sender = received({"text_input": text("a"), "tokenized_ns": np.array([[1, 2]], np.int64)})
-    plug.execute([request])
-    assert "tokenized_ns: given 'without input_ids'" in sender.wait_end()[0].error().message()
-
-
 def test_whatever_goes_wrong_after_tokenizing_reaches_the_client(
     plug: SchedulerPlug, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,13 +396,6 @@ def test_a_refused_request_is_freed_without_the_collector(plug: SchedulerPlug) -
         assert freed() is None
     finally:
         gc.enable()
-
-
-def test_every_field_that_the_tokenizer_names_is_the_clients_error() -> None:
-    for name in ("messages[0].role", "", 'a"b', "text_input"):
-        error = error_of(f"in ensemble: REJECTED_INVALID: {name}: given 5, allowed: a text")
-        assert error.outcome is Outcome.REJECTED_INVALID
-        assert str(error) == f"{name}: given 5, allowed: a text"
 
 
 def test_the_service_starts_with_the_first_request_and_drains_before_it_closes(
@@ -340,7 +459,7 @@ def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: Re
 def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(
     plug: SchedulerPlug, service: RecordingService
 ) -> None:
-    for parameters in ({"drain_key": "guess"}, {"drain_key": ""}, {"drain_key": "schlüssel"}):
+    for parameters in ({"drain_key": "guess"}, {"drain_key": ""}, {"drain_key": "schlüssel\ud800"}):
         request, sender = received({"stop": one(True, np.bool_)}, parameters | {"drain_timeout_ms": 5000})
         plug.execute([request])
         assert "drain_key: given 'another key'" in sender.wait_end()[0].error().message()
@@ -388,6 +507,15 @@ def test_only_outputs_that_the_client_listed_are_made() -> None:
     made, sender = sink({"finish_reason", "num_output_tokens"}, wanted=["text_output"])
     made.finish(LAST)
     assert set(sender.wait_end()[0].arrays()) == {"text_output"}
+
+
+def test_a_last_chunk_that_cannot_be_made_leaves_room_for_an_error() -> None:
+    made, sender = sink({"logprobs"})
+    with pytest.raises(AttributeError):
+        made.finish(dataclasses.replace(LAST, logprobs=("not a logprob",)))  # type: ignore[arg-type]
+    made.fail(EngineFailed("a response could not be delivered"))
+    [response] = sender.wait_end()
+    assert response.error().message() == "FAILED: a response could not be delivered"
 
 
 def test_nothing_follows_the_end_and_one_response_stays_one() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from handed_over import one, received, text
+import pytest
+import triton_python_backend_utils as pb_utils
+from bad_requests import BAD, HI
+from handed_over import KEY, one, received, text
 from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import Encoded
+from tritandem.triton_io import handover
 from tritandem.triton_io.tokenizer_plug import TokenizerPlug
 
 LONG = 100
@@ -62,7 +67,7 @@ def ids_of(sender: Any) -> list[int]:
 
 def test_short_texts_are_answered_while_a_long_one_of_their_batch_runs() -> None:
     tokenizer = SlowForLongTexts()
-    plug = TokenizerPlug(tokenizer)
+    plug = TokenizerPlug(tokenizer, KEY)
     long, long_sender = received({"text_input": text("x" * LONG)})
     short, short_sender = received({"text_input": text("ab")})
     plug.execute([long, short])
@@ -74,7 +79,7 @@ def test_short_texts_are_answered_while_a_long_one_of_their_batch_runs() -> None
 
 
 def test_a_refused_text_harms_no_other() -> None:
-    plug = TokenizerPlug(SlowForLongTexts())
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
     requests = [received({"text_input": text(word)}) for word in ("a", "refuse me", "", "b")]
     plug.execute([request for request, _ in requests])
     assert ids_of(requests[0][1]) == [97]
@@ -86,8 +91,31 @@ def test_a_refused_text_harms_no_other() -> None:
         assert message in response.error().message()
 
 
+@pytest.mark.parametrize("name", BAD)
+def test_no_request_harms_another_whatever_is_wrong_with_it(name: str) -> None:
+    make, words = BAD[name]
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
+    (first, first_sender), (bad, bad_sender), (last, last_sender) = received(HI), make(), received(HI)
+    plug.execute([first, bad, last])
+    assert ids_of(first_sender) == ids_of(last_sender) == [ord("h"), ord("i")]
+    [response] = bad_sender.wait_end()
+    assert re.search(words, response.error().message())
+    assert len(response.error().message()) < 3000
+    assert not pb_utils.Logger.lines, "a client's mistake is no error of the server's"
+
+
+def test_a_sender_that_takes_nothing_holds_up_no_other() -> None:
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
+    gone, sender = received(HI)
+    sender.ended.set()
+    next_one, next_sender = received(HI)
+    plug.execute([gone, next_one])
+    assert ids_of(next_sender) == [ord("h"), ord("i")]
+    pb_utils.Logger.lines.clear()
+
+
 def test_what_cannot_be_read_harms_no_other() -> None:
-    plug = TokenizerPlug(SlowForLongTexts())
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
     digits = json.dumps([{"role": "user", "content": 1}]).replace("1", "1" * 5000)
     bad, bad_sender = received({}, {"messages": digits})
     good, good_sender = received({"text_input": text("a")})
@@ -97,29 +125,30 @@ def test_what_cannot_be_read_harms_no_other() -> None:
 
 
 def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error() -> None:
-    plug = TokenizerPlug(SlowForLongTexts(max_tokens=9), max_tokens=9)
-    requests = [
-        received({"text_input": text(word)}, outputs=["input_ids", "refusal"]) for word in ("a", "refuse me", "")
-    ]
+    plug = TokenizerPlug(SlowForLongTexts(max_tokens=9), KEY, max_tokens=9)
+    requests = [received({"text_input": text(word)}, outputs=list(handover.OUTPUTS)) for word in ("a", "refuse me", "")]
     plug.execute([request for request, _ in requests])
-    refusals = [sender.wait_end()[0].arrays()["refusal"][0][0].decode() for _, sender in requests]
-    assert refusals[0] == ""
-    assert refusals[1] == "REJECTED_INVALID: text_input: given 'refuse me', allowed: another text"
-    assert "at least one character" in refusals[2]
+    refusals = [handover.unpack(sender.wait_end()[0].arrays()).refusal for _, sender in requests]
+    assert refusals[0] is None
+    assert isinstance(refusals[1], InvalidRequest)
+    assert str(refusals[1]) == "text_input: given 'refuse me', allowed: another text"
+    assert "at least one character" in str(refusals[2])
 
 
 def test_one_text_too_many_is_told_when_to_come_back_and_holds_up_neither_stop_nor_ids() -> None:
     tokenizer = SlowForLongTexts()
-    plug = TokenizerPlug(tokenizer, max_waiting=2)
+    plug = TokenizerPlug(tokenizer, KEY, max_waiting=3)
     long = [received({"text_input": text("x" * LONG)}) for _ in range(3)]
-    late, late_sender = received({"text_input": text("ab")}, outputs=["input_ids", "refusal"])
+    late, late_sender = received({"text_input": text("ab")}, outputs=list(handover.OUTPUTS))
     ids, ids_sender = received({"input_ids": np.array([[4]], np.int32)})
     stop, stop_sender = received({"stop": one(True, np.bool_)})
     plug.execute([request for request, _ in long])
     plug.execute([late, ids, stop])
     words = "REJECTED_SATURATED: 2 texts are waiting for the tokenizer; retry after 1.0 s"
     assert long[2][1].wait_end()[0].error().message() == words
-    assert late_sender.wait_end()[0].arrays()["refusal"][0][0].decode() == words
+    refusal = handover.unpack(late_sender.wait_end()[0].arrays()).refusal
+    assert refusal is not None
+    assert refusal.public_message() == words
     assert (ids_of(ids_sender), ids_of(stop_sender)) == ([4], [0])
     tokenizer.finish_long_texts()
     assert len(ids_of(long[0][1])) == len(ids_of(long[1][1])) == LONG
@@ -129,10 +158,8 @@ def test_one_text_too_many_is_told_when_to_come_back_and_holds_up_neither_stop_n
 
 
 def test_an_unexpected_error_is_hidden_from_the_client_and_told_to_the_log() -> None:
-    import triton_python_backend_utils as pb_utils
-
     request, sender = received({"text_input": text("break")})
-    TokenizerPlug(SlowForLongTexts()).execute([request])
+    TokenizerPlug(SlowForLongTexts(), KEY).execute([request])
     [response] = sender.wait_end()
     assert response.error().message().startswith("FAILED: internal error (MemoryError)")
     assert "secret" not in response.error().message()
@@ -142,7 +169,7 @@ def test_an_unexpected_error_is_hidden_from_the_client_and_told_to_the_log() -> 
 
 
 def test_ids_pass_through_and_a_stop_has_none_of_its_own() -> None:
-    plug = TokenizerPlug(SlowForLongTexts())
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
     request, sender = received({"input_ids": np.array([[4, 5, 6]], np.int32)})
     stop, stop_sender = received({"stop": one(True, np.bool_)})
     plug.execute([request, stop])
@@ -153,13 +180,13 @@ def test_ids_pass_through_and_a_stop_has_none_of_its_own() -> None:
 def test_a_chat_arrives_as_a_parameter() -> None:
     messages = json.dumps([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
     request, sender = received({"stream": one(True, np.bool_)}, {"messages": messages})
-    TokenizerPlug(SlowForLongTexts()).execute([request])
+    TokenizerPlug(SlowForLongTexts(), KEY).execute([request])
     assert ids_of(sender) == [ord("a"), ord("|"), ord("b")]
 
 
 def test_stamps_frame_the_encoding() -> None:
     request, sender = received({"text_input": text("a")})
-    TokenizerPlug(SlowForLongTexts()).execute([request])
+    TokenizerPlug(SlowForLongTexts(), KEY).execute([request])
     [response] = sender.wait_end()
-    [[arrived, ready]] = response.arrays()["tokenized_ns"]
+    [[arrived, ready, *_]] = response.arrays()["tokenized_ns"]
     assert 0 < arrived <= ready

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 from ..config import SchedulerConfig
-from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, PriorityClass, Saturated, TritandemError
+from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, PriorityClass, Saturated, TritandemError, told
 from .admission import (
     AdmissionLimits,
     Backlog,
@@ -169,7 +169,7 @@ class SchedulerCore:
         book.prefixes.clear()
         if not self.any_up() and self._outage_ns is None:
             self._outage_ns = now_ns + OUTAGE_GRACE_NS
-        failure = ended_by_error(EngineFailed(f"engine {link.name} failed: {error}"), engine_knows=True)
+        failure = ended_by_error(EngineFailed(f"engine {link.name} failed: {told(error)}"), engine_knows=True)
         for ticket in list(book.tickets.values()):
             if ticket.submissions < MAX_SUBMISSIONS and self._take_back(book, ticket, now_ns):
                 self._moved += 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..contracts import EngineFailed, EnginePort, EngineRequest, LoadSnapshot, TritandemError
+from ..contracts import EngineFailed, EnginePort, EngineRequest, LoadSnapshot, TritandemError, told
 from .delivery import TokenRouter
 from .desk import Desk
 from .lifecycle import State
@@ -302,4 +302,5 @@ def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
 
 
 def _unreadable(error: Exception) -> EngineFailed:
-    return EngineFailed(f"its text stream could not be opened: {error}")
+    log.error("a text stream could not be opened", exc_info=error)
+    return EngineFailed(f"its text stream could not be opened: {told(error)}")

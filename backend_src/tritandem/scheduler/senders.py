@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from ..contracts import Chunk, EngineFailed, TritandemError
+from ..contracts import Chunk, EngineFailed, TritandemError, told
 from .desk import Desk, Parcel
 from .ticket import Ticket
 
@@ -115,4 +115,5 @@ class Senders:
 
 
 def _refused(cause: Exception) -> EngineFailed:
-    return EngineFailed(f"a response could not be delivered: {cause}")
+    log.error("a response could not be delivered", exc_info=cause)
+    return EngineFailed(f"a response could not be delivered: {told(cause)}")

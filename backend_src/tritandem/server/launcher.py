@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..config import DRAIN_KEY_ENV, HEARTBEAT_ENV, PLACEMENT_ENV, load_config
+from ..config import DRAIN_KEY_ENV, HEARTBEAT_ENV, INNER_KEY_ENV, PLACEMENT_ENV, load_config
 from ..host import Refusal, cache_root
 from ..telemetry.connections import ConnectionWatch
 from ..telemetry.heartbeat import read_heartbeat
@@ -118,6 +118,7 @@ class TritonServer:
             environment = command.environment(self.options, install, inherited)
             environment[HEARTBEAT_ENV] = f"{guardian.SHM_FOLDER}/{self.shm_prefix}{HEARTBEAT}"
             environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
+            environment[INNER_KEY_ENV] = secrets.token_urlsafe(24)
             cpus, placement = place_server(self.options)
             if placement:
                 environment[PLACEMENT_ENV] = placement

@@ -5,15 +5,18 @@ Owns the life of a job and where it is counted. Knows nothing about engines. A j
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ..contracts import EngineFailed, InvalidRequest
+from ..contracts import EngineFailed, InvalidRequest, told
 from .counters import Counters
 from .encoded import Encoded, Ids
 from .limits import check_text, check_tokens
 from .plain import ControlTokenSpelled
+
+log = logging.getLogger(__name__)
 
 
 class Job:
@@ -54,7 +57,8 @@ class Job:
         if isinstance(error, ControlTokenSpelled):
             error = InvalidRequest(self._field, str(error), "text this vocabulary can write without control tokens")
         elif not isinstance(error, InvalidRequest):
-            error = EngineFailed(f"the tokenizer failed: {type(error).__name__}: {error}")
+            log.error("a text could not be encoded", exc_info=error)
+            error = EngineFailed(f"the tokenizer failed: {told(error)}")
         self._counters.refused()
         self.future.set_exception(error)
 

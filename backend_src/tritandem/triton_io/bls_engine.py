@@ -29,9 +29,9 @@ from ..contracts import (
 from . import call_relay, engine_wire
 from .engine_wire import Op, WireBatch
 from .finished_calls import FinishedCalls
+from .inner_key import InnerKey
 from .stream_gate import StreamGate
 
-CALLS_SUFFIX = "_calls"  # the relay of the model `engine` is the model `engine_calls`
 _STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
 # The stub keeps every response of a call until the call has ended (a step of 256 sequences: 17 KB of shared memory
 # and 19 KB of its own): after so many responses or bytes of arrays the next call takes over.
@@ -47,10 +47,10 @@ class _ShuttingDown(EngineFailed):
 
 
 class BlsEngine:
-    """One engine model by its name in the model repository."""
+    """One engine model by its name in the model repository, and the key that it and its relay want to see."""
 
-    def __init__(self, name: str, finished_calls: FinishedCalls, gate: StreamGate) -> None:
-        self.name = name
+    def __init__(self, name: str, key: InnerKey, finished_calls: FinishedCalls, gate: StreamGate) -> None:
+        self.name, self._key = name, key
         self._latest_load = LoadSnapshot()
         self._finished_calls, self._gate = finished_calls, gate
         self._reading = threading.Lock()  # held by who iterates the stream
@@ -140,7 +140,7 @@ class BlsEngine:
         request = pb_utils.InferenceRequest(
             model_name=self.name,
             requested_output_names=_STREAM_OUTPUTS,
-            inputs=[pb_utils.Tensor("header", engine_wire.pack_call(Op.STREAM))],
+            inputs=[pb_utils.Tensor("header", self._key.lock(engine_wire.pack_call(Op.STREAM)))],
             preferred_memory=_host_memory(),
         )
         with self._gate.opening():
@@ -160,14 +160,13 @@ class BlsEngine:
         return None
 
     def _call(self, header: Int64Array, tokens: Int32Array | None = None) -> dict[str, Any]:
-        inputs = [pb_utils.Tensor("header", header)]
+        inputs = [pb_utils.Tensor("header", self._key.lock(header))]
         if tokens is not None:
             inputs.append(pb_utils.Tensor("tokens", tokens))
         request = pb_utils.InferenceRequest(
-            model_name=self.name + CALLS_SUFFIX,
+            model_name=self.name + call_relay.SUFFIX,
             requested_output_names=call_relay.OUTPUTS,
             inputs=inputs,
-            parameters={"engine": self.name},
             preferred_memory=_host_memory(),
         )
         try:

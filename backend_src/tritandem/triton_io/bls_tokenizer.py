@@ -9,34 +9,24 @@ they may take a hundred times as long: short ones never wait for them. `execute`
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import DeadlineExpired, EngineFailed, Int32Array, InvalidRequest, Saturated, TritandemError
+from ..contracts import DeadlineExpired, EngineFailed, Int32Array, Saturated, TritandemError
+from . import handover
+from .handover import Handover
 from .prompt_source import PromptSource
+from .replies import log_failure
 from .text_turns import TextTurns, Turn
 from .waiting_texts import RETRY_AFTER_S, WaitingTexts
 
 THREADS = 8  # of each pool
 LONG_CHARS = 16384
 QUEUE_FULL = "Exceeds maximum queue size"  # Triton's own words
-_OUTPUTS = ["input_ids", "tokenized_ns"]
-_INVALID = re.compile(rf"{InvalidRequest.outcome.value}: (.*?): given (.*), allowed: (.*)", re.DOTALL)
-_SATURATED = re.compile(rf"{Saturated.outcome.value}: (.*); retry after ([0-9.]+) s", re.DOTALL)
-
-
-class RemoteInvalid(InvalidRequest):
-    """An InvalidRequest that another process has already put into words."""
-
-    def __init__(self, field_name: str, given: str, allowed: str) -> None:
-        super().__init__(field_name, given, allowed)
-        self.args = (f"{field_name}: given {given}, allowed: {allowed}",)
 
 
 class BlsTokenizer:
@@ -67,16 +57,19 @@ class BlsTokenizer:
             try:
                 if turn.deadline_ns is not None and time.monotonic_ns() >= turn.deadline_ns:
                     raise DeadlineExpired("the deadline passed before the text was tokenized")
-                ids, tokenized_ns = self._encode(prompt, turn)
+                handed = self._encode(prompt, turn)
+                if handed.refusal is not None:
+                    raise handed.refusal
             except Exception as error:
                 failed(error)
             else:
-                then(ids, tokenized_ns)
+                then(handed.ids, handed.tokenized_ns)
             finally:
                 self._waiting.leave(turn.tenant, turn.priority)
 
+        pool = self._long if prompt.chars > LONG_CHARS else self._short
         self._waiting.enter(turn.tenant, turn.priority)
-        (self._long if prompt.chars > LONG_CHARS else self._short).put(turn, run)
+        pool.put(turn, run)
 
     def hurry(self, request_id: str) -> None:
         """The texts of this id go next: somebody waits for the end of their requests."""
@@ -90,7 +83,7 @@ class BlsTokenizer:
         for thread in self._threads:
             thread.join()
 
-    def _encode(self, prompt: PromptSource, turn: Turn) -> tuple[Int32Array, int]:
+    def _encode(self, prompt: PromptSource, turn: Turn) -> Handover:
         inputs, parameters = [], {}
         if turn.tenant:
             parameters["tenant"] = turn.tenant
@@ -102,16 +95,15 @@ class BlsTokenizer:
             parameters["messages"] = json.dumps(prompt.messages)
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
-            requested_output_names=_OUTPUTS,
+            requested_output_names=handover.OUTPUTS,
             inputs=inputs,
             request_id=turn.request_id,
             parameters=parameters,
         )
         response = request.exec()
         if response.has_error():
-            raise error_of(response.error().message())
-        arrays: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-        return np.array(arrays["input_ids"].reshape(-1), np.int32), int(arrays["tokenized_ns"].reshape(-1)[1])
+            raise _failure(response.error().message())
+        return handover.unpack({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
 
 
 def _work(turns: TextTurns) -> None:
@@ -119,15 +111,11 @@ def _work(turns: TextTurns) -> None:
         try:
             run()
         except Exception as error:  # what `then` and `failed` raise ends no thread
-            pb_utils.Logger.log_error(f"after tokenizing: {error!r}")
+            log_failure(error)
 
 
-def error_of(message: str) -> TritandemError:
-    """What the tokenizer said, as the error it was."""
-    if found := _INVALID.search(message):
-        return RemoteInvalid(*found.groups())
-    if found := _SATURATED.search(message):
-        return Saturated(found[1], float(found[2]))
+def _failure(message: str) -> TritandemError:
+    """Triton's own words; the tokenizer's come as a refusal."""
     if QUEUE_FULL in message:
         return Saturated("the tokenizer's queue is full", RETRY_AFTER_S)
     return EngineFailed(f"tokenizer: {message}")

@@ -1,4 +1,4 @@
-"""The model `engine_calls`: hands a call that has one answer to a decoupled engine and gives the answer back.
+"""The model `engine_calls`: hands a call that has one answer to the decoupled `engine` and gives the answer back.
 
 Runs in a process of its own. In Triton's stub three locks are taken in a circle when one thread opens a
 decoupled call (GIL, then the table of iterators), one waits in another call's iterator (its lock, then the
@@ -9,38 +9,46 @@ Finished calls are freed by the batch, see finished_calls.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import EngineFailed
+from ..contracts import ConfigError, EngineFailed
 from .finished_calls import FinishedCalls
-from .replies import error_response
+from .incoming import read_arrays
+from .inner_key import InnerKey
+from .replies import FINAL, answer_each
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+SUFFIX = "_calls"  # NAME_calls is the relay of the model NAME, and of no other
 OUTPUTS = ["header", "errors"]
 KEPT_CALLS = 32
 
 
 class CallRelay:
-    """Called from Triton's thread only."""
+    """Called from Triton's thread only. `model_name`: its own; raises ConfigError for one that names no engine. A call
+    without `key` goes nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str, key: InnerKey) -> None:
+        self._engine = model_name.removesuffix(SUFFIX)
+        if self._engine in ("", model_name):
+            raise ConfigError(f"{model_name}: a relay is named after its engine, NAME{SUFFIX}")
+        self._key = key
         self._finished = FinishedCalls()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                response = self._forward(request)
-            except Exception as error:  # answered, not raised: the other calls of the batch go on
-                response = error_response(error)
+        answer_each(requests, self._answer)
+
+    def _answer(self, request: Any, sender: Any) -> None:
+        inputs = read_arrays(request)
+        self._key.unlock(inputs["header"])
+        try:
+            response = self._forward(inputs)
+        finally:
             if len(self._finished) >= KEPT_CALLS:
                 self._settle(sender)
-            sender.send(response, flags=FINAL)
+        sender.send(response, flags=FINAL)
 
     def close(self) -> None:
         """Nothing is under way between two calls."""
@@ -51,13 +59,12 @@ class CallRelay:
         self._finished.settle()
         self._finished.closed(witness)
 
-    def _forward(self, request: Any) -> Any:
+    def _forward(self, inputs: dict[str, Any]) -> Any:
         """Raises EngineFailed when the engine answers with an error or not at all."""
-        engine = json.loads(request.parameters())["engine"]
         call = pb_utils.InferenceRequest(
-            model_name=engine,
+            model_name=self._engine,
             requested_output_names=OUTPUTS,
-            inputs=[pb_utils.Tensor(tensor.name(), tensor.as_numpy()) for tensor in request.inputs()],
+            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         )
         try:
             responses = call.exec(decoupled=True)
@@ -68,7 +75,7 @@ class CallRelay:
         except pb_utils.TritonModelException as error:
             raise EngineFailed(str(error)) from error
         if answer is None:
-            raise EngineFailed(f"{engine} gave no answer")
+            raise EngineFailed(f"{self._engine} gave no answer")
         return pb_utils.InferenceResponse(answer)
 
 

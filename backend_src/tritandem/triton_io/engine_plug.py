@@ -18,9 +18,10 @@ import triton_python_backend_utils as pb_utils
 from ..contracts import EngineRequest, LoadSnapshot, TokenBatch, TritandemError
 from . import engine_wire
 from .engine_wire import Op
-from .replies import error_response
+from .incoming import read_arrays
+from .inner_key import InnerKey
+from .replies import FINAL, answer_each, error_response, send_last
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 WAIT_S = 0.1  # how often an idle sender looks whether it shall end, and gives a sign of life
 
 
@@ -47,10 +48,13 @@ class Publisher(Protocol):
 
 
 class EnginePlug:
-    """`execute` and `close` are called from Triton's thread. `publisher`, if any, was started and is closed here."""
+    """`execute` and `close` are called from Triton's thread. A call without `key` is refused and does nothing.
+    `publisher`, if any, was started and is closed here."""
 
-    def __init__(self, service: Service, stream_idle_s: float, publisher: Publisher | None = None) -> None:
-        self._service = service
+    def __init__(
+        self, service: Service, stream_idle_s: float, key: InnerKey, publisher: Publisher | None = None
+    ) -> None:
+        self._service, self._key = service, key
         self._publisher = publisher
         self._stream_idle_s = stream_idle_s
         self._sender: _StreamSender | None = None
@@ -62,18 +66,7 @@ class EnginePlug:
         }
 
     def execute(self, requests: Sequence[Any]) -> None:
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-                header = inputs["header"]
-                if header[0] == Op.STREAM:
-                    self._open_stream(sender)
-                    continue
-                response = self._handlers[int(header[0])](header, inputs.get("tokens"))
-            except Exception as error:  # answered, not raised: the other requests of the batch go on
-                response = error_response(error)
-            sender.send(response, flags=FINAL)
+        answer_each(requests, self._answer)
 
     def close(self) -> None:
         """End the stream, then the engine, then the metrics; nothing is sent afterwards."""
@@ -82,6 +75,14 @@ class EnginePlug:
         self._service.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    def _answer(self, request: Any, sender: Any) -> None:
+        inputs = read_arrays(request)
+        header = self._key.unlock(inputs["header"])
+        if header[0] == Op.STREAM:
+            self._open_stream(sender)
+            return
+        sender.send(self._handlers[int(header[0])](header, inputs.get("tokens")), flags=FINAL)
 
     def _submit(self, header: Any, tokens: Any) -> Any:
         errors = engine_wire.pack_errors(self._service.submit(engine_wire.unpack_submit(header, tokens)))
@@ -137,7 +138,7 @@ class _StreamSender:
             self._forward()
         except Exception as error:
             last = error_response(error)
-        self._sender.send(last, flags=FINAL)
+        send_last(self._sender, last)
 
     def _forward(self) -> None:
         self._sender.send(pb_utils.InferenceResponse(output_tensors=[]))

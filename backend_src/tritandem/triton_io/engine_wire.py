@@ -1,7 +1,8 @@
 """The engine's messages as a few flat arrays: requests in, token batches and load snapshots out.
 
 Owns the layout of both sides of the hop; every message is at most three tensors because each tensor costs.
-No JSON in the token path (only errors, which are rare, carry text). Pure; knows nothing about Triton.
+No JSON in the token path (only errors, which are rare, carry text). Pure; knows nothing about Triton, nor about the
+key that stands before a call's header (see inner_key).
 
     call     header int64: [op, n, ...rows]        tokens int32: all prompts, stop ids and bad words, joined
     batch    header int64: [R, T, K, ...load, ...rows]    tokens int32: [T] + top ids [T*K]
@@ -19,21 +20,16 @@ from typing import Any
 import numpy as np
 
 from ..contracts import (
-    DeadlineExpired,
-    EngineFailed,
     EngineRequest,
     Float32Array,
     Int32Array,
     Int64Array,
-    InvalidRequest,
     LoadSnapshot,
-    RequestCancelled,
-    RequestStopped,
     SamplingParams,
-    Saturated,
     TokenBatch,
     TritandemError,
 )
+from . import error_codec
 
 
 class Op(IntEnum):
@@ -143,40 +139,18 @@ def _from_int64(name: str, value: np.int64) -> float | int | None:
 # Errors
 # --------------------------------------------------------------------------------------------------
 
-_PLAIN_ERRORS: dict[str, type[TritandemError]] = {
-    cls.__name__: cls for cls in (DeadlineExpired, EngineFailed, RequestCancelled, RequestStopped)
-}
-
 
 def pack_errors(errors: Sequence[TritandemError | None]) -> bytes:
-    """JSON [[index, class, arguments ...]] of the refused ones; b"" when all were accepted."""
-    rows = [[i, *_error_fields(error)] for i, error in enumerate(errors) if error is not None]
+    """JSON [[index, ...error_codec]] of the refused ones; b"" when all were accepted."""
+    rows = [[i, *error_codec.pack(error)] for i, error in enumerate(errors) if error is not None]
     return json.dumps(rows).encode() if rows else b""
 
 
 def unpack_errors(text: bytes, count: int) -> list[TritandemError | None]:
     errors: list[TritandemError | None] = [None] * count
-    for index, kind, *arguments in json.loads(text) if text else ():
-        errors[index] = _build_error(kind, arguments)
+    for index, *fields_ in json.loads(text) if text else ():
+        errors[index] = error_codec.unpack(fields_)
     return errors
-
-
-def _error_fields(error: TritandemError) -> list[Any]:
-    if isinstance(error, InvalidRequest):
-        given = error.given if isinstance(error.given, (int, float, str, bool, type(None))) else str(error.given)
-        return ["InvalidRequest", error.field_name, given, error.allowed]
-    if isinstance(error, Saturated):
-        return ["Saturated", error.reason, error.retry_after_s]
-    kind = type(error).__name__
-    return [kind if kind in _PLAIN_ERRORS else "EngineFailed", str(error)]
-
-
-def _build_error(kind: str, arguments: list[Any]) -> TritandemError:
-    if kind == "InvalidRequest":
-        return InvalidRequest(*arguments)
-    if kind == "Saturated":
-        return Saturated(*arguments)
-    return _PLAIN_ERRORS[kind](*arguments)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..contracts import Outcome, PriorityClass, Stamps
+from ..printable import escaped
 from ..scheduler.ports import FinishedRequest, SchedulerSnapshot
 from ..telemetry import families as f
 from ..telemetry.duration_counts import LockedDurationCounts
@@ -137,4 +138,4 @@ def log_line(record: FinishedRequest, clock_offset_ns: int) -> str:
         line["trace_id"] = record.trace_parent.split("-")[1]
     if record.error:
         line["error"] = record.error
-    return json.dumps(line, ensure_ascii=False)
+    return escaped(json.dumps(line, ensure_ascii=False))

@@ -52,7 +52,10 @@ def read_parameters(text: str) -> dict[str, Any]:
     """Triton's JSON of a request's custom parameters. Raises InvalidRequest for a name that nobody reads."""
     if not text:
         return {}
-    parameters: dict[str, Any] = json.loads(text)
+    try:
+        parameters: dict[str, Any] = json.loads(text)
+    except ValueError as error:  # Triton writes what no JSON can hold, such as an infinite number
+        raise InvalidRequest("parameters", f"no JSON ({error})", "names and values that JSON can hold") from error
     for name in parameters:
         if name not in PARAMETERS and name not in (DRAIN_KEY, DRAIN_TIMEOUT_MS) and not is_sampling_name(name):
             allowed = f"an input, or one of {', '.join(PARAMETERS)}{_perhaps(name)}"

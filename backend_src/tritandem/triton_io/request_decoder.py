@@ -19,13 +19,14 @@ from ..contracts import (
     OutputOptions,
     PriorityClass,
 )
+from .client_numbers import read_whole
+from .incoming import check_id
 from .prompt_source import PromptSource, read_prompt, read_tenant
 from .sampling_fields import SamplingFields, is_sampling_name, merge
 from .schema import OUTPUTS_OF_FLAG
 from .tensor_values import Inputs
 
 MAX_DEADLINE_MS = 86_400_000
-MAX_REQUEST_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,8 @@ def decode(
 def read_request_id(request_id: str, parameters: Mapping[str, Any]) -> str:
     """The id that the protocol carried, else the one among the parameters; "": none. Raises InvalidRequest."""
     for name in ("request_id", "id"):
-        value = parameters.get(name, "")
-        if not isinstance(value, str) or len(value) > MAX_REQUEST_ID_CHARS:
-            raise InvalidRequest(name, value, f"a text of at most {MAX_REQUEST_ID_CHARS} characters")
-        request_id = request_id or value
+        given = check_id(name, parameters.get(name, ""))
+        request_id = request_id or given
     return request_id
 
 
@@ -187,11 +186,10 @@ def _read_deadline(tensor: int | float | None, parameter: object) -> int | None:
     value = parameter if tensor is None else tensor
     if value is None:
         return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DEADLINE_MS:
+    milliseconds = read_whole("deadline_ms", value, allowed)
+    if not 1 <= milliseconds <= MAX_DEADLINE_MS:
         raise InvalidRequest("deadline_ms", value, allowed)
-    return value
+    return milliseconds
 
 
 # --------------------------------------------------------------------------------------------------

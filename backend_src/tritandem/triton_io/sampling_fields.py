@@ -24,6 +24,7 @@ from ..contracts import (
     SamplingParams,
 )
 from . import client_json
+from .client_numbers import read_real, read_whole
 from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
 from .tensor_values import Inputs
 
@@ -78,30 +79,6 @@ def _asks_for_sampling(numbers: Mapping[str, Any]) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            raise InvalidRequest(name, value, "a whole number") from None
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(name, value, "a whole number")
-    return value
-
-
-def _real(name: str, value: object) -> float:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            raise InvalidRequest(name, value, "a number") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(name, value, "a number")
-    return float(value)
-
-
 def _flag(name: str, value: object) -> bool:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
@@ -120,14 +97,14 @@ def _words(name: str, value: object) -> tuple[str, ...]:
 def _whole_list(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidRequest(name, value, "a list of whole numbers")
-    return tuple(_whole(name, one) for one in value)
+    return tuple(read_whole(name, one) for one in value)
 
 
 _READERS: dict[str, Callable[[str, object], Any]] = {
-    **{t.name: (_real if t.dtype == "FP32" else _whole) for t in SAMPLING_INPUTS},
-    "logprobs": _whole,
+    **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
+    "logprobs": read_whole,
     "ignore_eos": _flag,
-    "end_id": _whole,
+    "end_id": read_whole,
     "stop_words": _words,
     "bad_words": _words,
     "stop_token_ids": _whole_list,
@@ -137,11 +114,11 @@ _JSON_ALIASES = {**ALIASES, "stop": "stop_words", "max_new_tokens": "max_tokens"
 
 # Names that existing clients send with a value that changes nothing here.
 _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
-    "n": (_whole, 1),
-    "best_of": (_whole, 1),
-    "beam_width": (_whole, 1),
-    "num_return_sequences": (_whole, 1),
-    "length_penalty": (_real, 1.0),
+    "n": (read_whole, 1),
+    "best_of": (read_whole, 1),
+    "beam_width": (read_whole, 1),
+    "num_return_sequences": (read_whole, 1),
+    "length_penalty": (read_real, 1.0),
     "use_beam_search": (_flag, False),
     "early_stopping": (_flag, False),
     "detokenize": (_flag, True),

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from ..contracts import (
     Chunk,
     FinishReason,
@@ -31,13 +29,16 @@ from ..contracts import (
 )
 from ..scheduler.ports import FinishedRequest
 from ..telemetry.duration_counts import DurationCounts
-from .bls_tokenizer import BlsTokenizer, error_of
+from .bls_tokenizer import BlsTokenizer
 from .finished_calls import FinishedCalls
+from .handover import SealedHandovers
+from .incoming import read_arrays, read_id, read_parameters_text
+from .inner_key import InnerKey
 from .prompt_source import read_parameters
-from .replies import error_response, public_error
+from .replies import answer_each, public_error, send_error
 from .request_decoder import Draft, ModelLimits, ReturnOptions, complete, deadline_ns, decode, read_request_id
-from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, REFUSAL, TOKENIZED_NS
-from .sinks import FINAL, TritonSink
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS
+from .sinks import TritonSink
 from .tensor_values import Inputs
 from .text_turns import Turn
 from .trace_context import read_trace_parent
@@ -69,7 +70,7 @@ class SchedulerPlug:
     """`limits` is called on the first request, when engines can be asked; its answer is kept.
 
     `refused` hears of every request that ends here instead of in the service. `publisher` has been started, and is
-    closed here. `drain_key` is what a request to drain must carry; empty: nobody may.
+    closed here. `key` is the tokenizer's too. `drain_key` is what a request to drain must carry; empty: nobody may.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class SchedulerPlug:
         refused: Callable[[FinishedRequest], None],
         publisher: Publisher,
         finished_calls: FinishedCalls,
+        key: InnerKey,
         drain_key: str = "",
         send_times: DurationCounts | None = None,
     ) -> None:
@@ -94,25 +96,24 @@ class SchedulerPlug:
         self._refused = refused
         self._publisher = publisher
         self._finished_calls = finished_calls
+        self._handovers = SealedHandovers(key)
         self._drain_key = drain_key
         self._send_times = send_times
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
         received_ns = time.monotonic_ns()
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                self._start_once()
-                self._accept(request, sender, received_ns)
-            except Exception as error:  # answered, not raised: the other requests of the batch go on
-                self._refuse(request, sender, received_ns, public_error(error))
 
-    def _refuse(self, request: Any, sender: Any, received_ns: int, error: TritandemError) -> None:
-        """Not inside `execute`: a local name there would tie the error's traceback, and with it the request and its
-        shared memory, into a cycle."""
-        sender.send(error_response(error), flags=FINAL)
-        self._refused(refusal_record(_id_of(request), received_ns, error))
+        def answer(request: Any, sender: Any) -> None:
+            self._start_once()
+            self._accept(request, sender, received_ns)
+
+        def refuse(request: Any, sender: Any, error: BaseException) -> None:
+            public = public_error(error)
+            send_error(sender, public)
+            self._refused(refusal_record(_id_of(request), received_ns, public))
+
+        answer_each(requests, answer, refuse)
 
     def close(self) -> None:
         """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
@@ -135,17 +136,17 @@ class SchedulerPlug:
 
     def _accept(self, request: Any, sender: Any, received_ns: int) -> None:
         """Raises before anything was handed over; afterwards the sink answers."""
-        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        refusal = arrays.pop(REFUSAL.name, None)
-        if refusal is not None and refusal.reshape(-1)[0]:
-            raise error_of(refusal.reshape(-1)[0].decode("utf-8", "replace"))
-        parameters = read_parameters(request.parameters())
-        stamps = arrays.pop(TOKENIZED_NS.name, None)
-        ids = _take_ids(arrays, parameters) if stamps is not None else None
-        if stamps is not None:
-            received_ns = int(stamps.reshape(-1)[0])
+        request_id, arrays = read_id(request), read_arrays(request)
+        handed = self._handovers.take(arrays, received_ns)
+        if handed is not None and handed.refusal is not None:
+            raise handed.refusal
+        parameters = read_parameters(read_parameters_text(request))
+        if handed is not None:
+            received_ns = handed.received_ns
+            if "text_input" in arrays or "messages" in parameters:
+                del arrays["input_ids"]  # the tokenizer's; without either they are the client's own
         trace_parent = read_trace_parent(request, parameters)
-        draft = decode(request.request_id(), Inputs(arrays), parameters, received_ns, trace_parent)
+        draft = decode(request_id, Inputs(arrays), parameters, received_ns, trace_parent)
         wanted = request.requested_output_names()
         if DRAIN_KEY in parameters:
             self._drain(parameters, sender, wanted)
@@ -154,10 +155,9 @@ class SchedulerPlug:
             self._stop(draft.request_id, sender, wanted)
             return
         sink = self._sink(sender, draft.returns, wanted)
-        if ids is None:
-            ids = draft.prompt.input_ids
+        ids = draft.prompt.input_ids if handed is None else handed.ids
         if ids is not None:
-            tokenized_ns = received_ns if stamps is None else int(stamps.reshape(-1)[1])
+            tokenized_ns = received_ns if handed is None else handed.tokenized_ns
             decoded = complete(draft, ids, tokenized_ns, self._model_limits())
             sink.hand_over(lambda: self._service.submit(decoded, sink))
         else:
@@ -251,18 +251,9 @@ def _same(given: Any, key: str) -> bool:
 
 
 def _id_of(request: Any) -> str:
-    """Of a request that is refused, perhaps because of its id or its parameters."""
-    request_id: str = request.request_id()
-    with contextlib.suppress(TritandemError):
-        return read_request_id(request_id, read_parameters(request.parameters()))
+    """Of a request that is refused, perhaps because of its id or its parameters; "": none that could be kept."""
+    request_id = ""
+    with contextlib.suppress(Exception):
+        request_id = read_id(request)
+        request_id = read_request_id(request_id, read_parameters(read_parameters_text(request)))
     return request_id
-
-
-def _take_ids(arrays: dict[str, Any], parameters: Mapping[str, Any]) -> Int32Array:
-    """The tokenizer's ids. They are left in `arrays` too when the client itself asked with ids."""
-    if "input_ids" not in arrays:
-        raise InvalidRequest(TOKENIZED_NS.name, "without input_ids", "what the tokenizer gives, with its ids")
-    ids = np.array(arrays["input_ids"].reshape(-1), np.int32)
-    if "text_input" in arrays or "messages" in parameters:
-        del arrays["input_ids"]
-    return ids

@@ -159,7 +159,7 @@ PARAMETERS = {
 DRAIN_KEY, DRAIN_TIMEOUT_MS = "drain_key", "drain_timeout_ms"
 
 # Tensors between tokenizer and scheduler, beside the public ones.
-TOKENIZED_NS = PublicTensor("tokenized_ns", "INT64", (2,), "", "", "when the text arrived and when its ids were ready")
+TOKENIZED_NS = PublicTensor("tokenized_ns", "INT64", (5,), "", "", "text came, ids were ready, a number, the seal")
 REFUSAL = PublicTensor("refusal", "BYTES", (1,), "", "", "why there are no ids; empty when there are")
 
 

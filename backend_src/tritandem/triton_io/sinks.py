@@ -19,10 +19,8 @@ import triton_python_backend_utils as pb_utils
 from ..contracts import Chunk, TokenLogprob, TritandemError
 from ..telemetry.duration_counts import DurationCounts
 from .finished_calls import FinishedCalls
-from .replies import error_response
+from .replies import FINAL, send_error
 from .request_decoder import ReturnOptions
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonSink:
@@ -68,12 +66,14 @@ class TritonSink:
         self._hand_to_triton(self._response(chunk))
 
     def finish(self, chunk: Chunk) -> None:
+        self._check_open()
+        response = self._response(chunk)  # before the end: where it cannot be made, an error still can be sent
         self._end()
-        self._hand_to_triton(self._response(chunk), FINAL)
+        self._hand_to_triton(response, FINAL)
 
     def fail(self, error: TritandemError) -> None:
         self._end()
-        self._sender.send(error_response(error), flags=FINAL)
+        send_error(self._sender, error)
 
     def cancelled(self) -> bool:
         with self._ending:

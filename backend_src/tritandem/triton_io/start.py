@@ -26,8 +26,10 @@ from ..config import (
 )
 from ..contracts import EnginePort, LoadSnapshot, PriorityClass
 from ..placement import ENGINE, SCHEDULER, TOKENIZER
+from ..printable import MAX_TRACEBACK_CHARS, printable
 from ..telemetry.heartbeat import Heartbeat
 from .context_limit import most_prompt_tokens
+from .inner_key import load_inner_key
 from .leaving import leave_without_teardown
 from .placing import place_engine, place_process, plan_engine
 from .request_decoder import ModelLimits
@@ -61,7 +63,8 @@ def start_tokenizer(args: Mapping[str, str]) -> WatchedPlug:
     publisher.start()
     note = report.note if config.telemetry.metrics else None
     most_waiting = config.scheduler.max_queued_requests
-    plug = TokenizerPlug(tokenizer, most_prompt_tokens(model, config.engine), note, publisher, most_waiting)
+    most_tokens = most_prompt_tokens(model, config.engine)
+    plug = TokenizerPlug(tokenizer, load_inner_key(), most_tokens, note, publisher, most_waiting)
     return WatchedPlug(plug, heartbeat.busy("a call of Triton's", config.watch.call_s))
 
 
@@ -74,7 +77,7 @@ def start_engine(args: Mapping[str, str]) -> WatchedPlug:
     from .publishing import engine_publisher
 
     log_to_triton()
-    settings = config_from_environment()
+    settings, key = config_from_environment(), load_inner_key()
     device = model_parameter(args, "device") or settings.engine.device
     plan = plan_engine(settings, device)
     threads = settings.engine.threads or plan.shares[ENGINE].threads
@@ -91,7 +94,7 @@ def start_engine(args: Mapping[str, str]) -> WatchedPlug:
     place_engine(plan)
     publisher = engine_publisher(settings.telemetry, meter)
     publisher.start()
-    plug = EnginePlug(service, config.stream_idle_s, publisher)
+    plug = EnginePlug(service, config.stream_idle_s, key, publisher)
     return WatchedPlug(plug, heartbeat.busy("a call of Triton's", settings.watch.call_s))
 
 
@@ -101,7 +104,8 @@ def start_engine_calls(args: Mapping[str, str]) -> WatchedPlug:
     from .call_relay import CallRelay
 
     limit_s = config_from_environment().watch.call_s
-    return WatchedPlug(CallRelay(), heartbeat.busy("a call of Triton's", limit_s))
+    relay = CallRelay(args["model_name"], load_inner_key())
+    return WatchedPlug(relay, heartbeat.busy("a call of Triton's", limit_s))
 
 
 def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
@@ -131,7 +135,8 @@ def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
     tokenizer = load_tokenizer(model, dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     finished_calls, gate = FinishedCalls(), StreamGate()
-    engines: list[EnginePort] = [BlsEngine(name, finished_calls, gate) for name in names]
+    key = load_inner_key()
+    engines: list[EnginePort] = [BlsEngine(name, key, finished_calls, gate) for name in names]
     first_load = FirstLoad(engines, config.scheduler.engine_answer_s)
     streams = tokenizer.streams()
     registry = Registry()
@@ -159,6 +164,7 @@ def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
         observer.finished,
         publisher,
         finished_calls,
+        key,
         os.environ.get(DRAIN_KEY_ENV, ""),
         observer.send if telemetry.metrics else None,
     )
@@ -202,7 +208,7 @@ class _TritonHandler(logging.Handler):
     """Python's log records into Triton's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
+        text = printable(self.format(record), MAX_TRACEBACK_CHARS, lines=True)
         if record.levelno >= logging.ERROR:
             pb_utils.Logger.log_error(text)
         elif record.levelno >= logging.WARNING:

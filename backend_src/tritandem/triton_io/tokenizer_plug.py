@@ -1,7 +1,7 @@
 """The model `tokenizer`: text, chat or ids in, ids and stamps out; one `execute` serves many requests.
 
-A caller that takes the output `refusal` gets errors there, so that the ensemble's next step, the scheduler,
-ends every request; anybody else gets error responses.
+A caller that takes the output `refusal` gets errors there, so that the scheduler, the next to hear, ends every
+request; anybody else gets error responses.
 
 `execute` returns before long texts are done: each request has its own response sender, so that a short text
 never waits for a long one in its batch, and the dynamic batcher goes on. Responses are sent from Triton's
@@ -19,18 +19,19 @@ from typing import Any, Protocol
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..contracts import Int32Array
+from ..contracts import Int32Array, TritandemError
+from . import handover
+from .handover import Handover
+from .incoming import read_arrays, read_id, read_parameters_text
+from .inner_key import InnerKey
 from .prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
-from .replies import error_response, public_error
+from .replies import FINAL, answer_each, public_error, send_error
 from .schema import REFUSAL
 from .tensor_values import Inputs
 from .waiting_texts import WaitingTexts
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
 # Ids of a request that has no prompt because it stops another one; the scheduler does not read them.
 _STOP_IDS: Int32Array = np.zeros(1, np.int32)
-_NO_IDS: Int32Array = np.full(1, -1, np.int32)
 
 
 class Encoded(Protocol):
@@ -58,19 +59,20 @@ class TokenizerPlug:
     """Answers every request exactly once, with ids or with the error of that request alone.
 
     Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `max_waiting` texts at
-    most wait for their ids. `note` hears of every text that was encoded. `publisher`, if any, has been started and is
-    closed here.
+    most wait for their ids. `key` seals what it hands over. `note` hears of every text that was encoded. `publisher`,
+    if any, has been started and is closed here.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
+        key: InnerKey,
         max_tokens: int | None = None,
         note: Callable[[Any], None] | None = None,
         publisher: Publisher | None = None,
         max_waiting: int = sys.maxsize,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._key = tokenizer, key
         self._waiting = WaitingTexts(max_waiting)
         self._max_tokens = max_tokens
         self._note = note
@@ -80,16 +82,18 @@ class TokenizerPlug:
         """Short texts are answered when this returns, long ones later."""
         received_ns = time.monotonic_ns()
         prompts: list[tuple[int, PromptSource, str, _Reply]] = []
-        for request in requests:
-            reply = _Reply(request, received_ns)
+
+        def read(request: Any, sender: Any) -> None:
+            reply = _Reply(sender, REFUSAL.name in request.requested_output_names(), received_ns, self._key)
             try:
-                arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-                parameters = read_parameters(request.parameters())
-                prompt, tenant = read_prompt(Inputs(arrays), parameters), read_tenant(parameters)
-            except Exception as error:  # answered, not raised: the other requests of the batch go on
+                read_id(request)
+                parameters = read_parameters(read_parameters_text(request))
+                prompt, tenant = read_prompt(Inputs(read_arrays(request)), parameters), read_tenant(parameters)
+                prompts.append((prompt.chars, prompt, tenant, reply))
+            except Exception as error:
                 reply.refuse(error)
-                continue
-            prompts.append((prompt.chars, prompt, tenant, reply))
+
+        answer_each(requests, read)
         for _, prompt, tenant, reply in sorted(prompts, key=lambda entry: entry[0]):
             try:
                 self._encode(prompt, tenant, reply)
@@ -128,12 +132,11 @@ class TokenizerPlug:
 
 
 class _Reply:
-    """The one answer to one request."""
+    """The one answer to one request. Nothing here raises."""
 
-    def __init__(self, request: Any, received_ns: int) -> None:
-        self._sender = request.get_response_sender()
-        self._takes_refusals = REFUSAL.name in request.requested_output_names()
-        self._received_ns = received_ns
+    def __init__(self, sender: Any, takes_refusals: bool, received_ns: int, key: InnerKey) -> None:
+        self._sender, self._takes_refusals = sender, takes_refusals
+        self._received_ns, self._key = received_ns, key
 
     def settle(self, done: Future[Any]) -> None:
         error = done.exception()
@@ -144,16 +147,16 @@ class _Reply:
 
     def refuse(self, error: BaseException) -> None:
         if self._takes_refusals:
-            self.answer(_NO_IDS, public_error(error).public_message())
+            self.answer(_STOP_IDS, public_error(error))
         else:
-            self._sender.send(error_response(error), flags=FINAL)
+            send_error(self._sender, error)
 
-    def answer(self, ids: Int32Array, refusal: str = "") -> None:
-        arrays = {
-            "input_ids": ids.reshape(1, -1),
-            "tokenized_ns": np.array([[self._received_ns, time.monotonic_ns()]], np.int64),
-        }
-        if self._takes_refusals:
-            arrays[REFUSAL.name] = np.array([[refusal.encode()]], np.object_)
-        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)
+    def answer(self, ids: Int32Array, refusal: TritandemError | None = None) -> None:
+        try:
+            arrays = handover.pack(Handover(ids, self._received_ns, time.monotonic_ns(), refusal), self._key)
+            if not self._takes_refusals:
+                del arrays[REFUSAL.name]
+            tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)
+        except Exception as error:
+            send_error(self._sender, error)
