@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,8 @@ import pytest
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.segments import Markers, Segment
+from tritandem.tokenizer.authorship import CLIENT, MODEL, joined, whole
+from tritandem.tokenizer.segments import ControlTokens, Segment
 from tritandem.tokenizer.source import AddedToken
 from tritandem.tokenizer.text_tokenizer import INLINE_MESSAGES
 
@@ -117,6 +117,10 @@ def test_raw_text_may_be_kept_from_control_tokens_too(tokenizer: TextTokenizer) 
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": [3]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([user("x"), {"role": "assistant", "tool_calls": "f()"}], "messages[1].tool_calls"),
+        ([user("x"), {"role": "assistant", "tool_calls": [{"function": "f"}]}], "messages[1].tool_calls[0].function"),
         ([user("a\ud800")], "messages"),
     ],
 )
@@ -174,12 +178,6 @@ def test_the_longest_conversation_is_rendered_in_little_more_than_transformers_t
     assert ours < 12 * theirs  # measured: 3; it was 27 when every string was compared with every beginning of a token
 
 
-def test_a_template_that_fails_is_the_requests_fault_not_a_crash(tokenizer: TextTokenizer) -> None:
-    parts = [{"type": "image", "url": "x"}]
-    with pytest.raises(InvalidRequest, match="messages"):
-        tokenizer.encode_chat([{"role": "user", "content": parts}])
-
-
 def test_template_variables_cannot_replace_the_template(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest, match="chat_template"):
         tokenizer.encode_chat([user("x")], chat_template="{{ 7 * 7 }}")
@@ -193,34 +191,39 @@ def test_an_overlong_chat_is_refused(tokenizer: TextTokenizer) -> None:
 
 
 def control(content: str, token: int, **flags: bool) -> AddedToken:
-    return AddedToken(
-        token, content, True, **{**dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False), **flags}
-    )
+    plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    return AddedToken(token, content, **{"special": True, **plain, **flags})
 
 
-def test_a_token_cannot_be_completed_across_two_strings() -> None:
-    markers = Markers(["<|im_", "start|>"], (control("<|im_start|>", 1),))
-    rendered = "<|im_start|>" + markers.mark("<|im_") + markers.mark("start|>")
-    assert markers.cut(rendered) == [Segment("<|im_start|>", 1), Segment("<|im_start|>", None)]
+def by_client(text: str) -> str:
+    return whole(text, CLIENT)
 
 
-def test_a_users_private_use_characters_are_text_not_marks() -> None:
-    text = "\U0010f000<E>\U0010f001"
-    markers = Markers([text], (control("<E>", 3),))
-    assert markers.cut("<E>" + markers.mark(text)) == [Segment("<E>", 3), Segment(text, None)]
+def test_a_token_cannot_be_completed_across_two_texts() -> None:
+    tokens = ControlTokens((control("<|im_start|>", 1),))
+    prompt = joined(["<|im_start|>", by_client("<|im_"), "start|>"])
+    assert tokens.segments(prompt) == [Segment("<|im_start|>", 1), Segment("<|im_start|>", None)]
+
+
+def test_a_token_of_the_template_is_found_inside_what_a_client_began() -> None:
+    tokens = ControlTokens((control("<><>", 1),))
+    assert tokens.segments(joined([by_client("a<>"), "<><>b"])) == [
+        Segment("a<>", None),
+        Segment("<><>", 1),
+        Segment("b", None),
+    ]
+
+
+def test_a_prompt_with_nothing_in_question_is_left_whole() -> None:
+    tokens = ControlTokens((control("<E>", 3), control("<t>", 4, special=False)))
+    assert tokens.segments(joined(["<E>", by_client("x"), "<E><t>", whole("a<t>", MODEL)])) is None
+    assert tokens.segments(joined(["<E>", whole("a<E>", MODEL)])) is not None
 
 
 def test_white_space_that_a_token_takes_stays_taken() -> None:
-    markers = Markers(["<E>"], (control("<E>", 3, rstrip=True, lstrip=True),))
-    assert markers.cut("a  <E>  b " + markers.mark("<E>")) == [
+    tokens = ControlTokens((control("<E>", 3, rstrip=True, lstrip=True),))
+    assert tokens.segments(joined(["a  <E>  b ", by_client("<E>")])) == [
         Segment("a", None),
         Segment("<E>", 3),
         Segment("b <E>", None),
     ]
-
-
-def test_keys_and_nested_strings_are_marked_too() -> None:
-    markers = Markers(["<E>"], (control("<E>", 3),))
-    marked = markers.mark({"<E>": [("<E>", {"a": "<E>"})], "n": 1, "none": None})
-    segments = markers.cut(json.dumps(marked, ensure_ascii=False))
-    assert segments == [Segment('{"<E>": [["<E>", {"a": "<E>"}]], "n": 1, "none": null}', None)]

@@ -1,90 +1,82 @@
-"""Control tokens in untrusted text: marked before a template is rendered, told apart after.
+"""A rendered prompt as control tokens and plain text, told apart by who wrote them.
 
-Owns the markers and the cutting of a rendered prompt into control tokens and plain text. Pure; knows nothing about
-templates or engines.
+Owns the rule what may be a control token. Pure; knows nothing about templates or engines.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .authorship import MODEL, Span, spans_of
 from .source import AddedToken
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered prompt: a control token that the template wrote, or text whatever it looks like."""
+    """A stretch of a rendered prompt: a control token that may be one, or text whatever it looks like."""
 
     text: str
     control_id: int | None  # None: plain text
 
 
-class Markers:
-    """Two private-use characters that occur in none of `untrusted`: they bracket what must stay plain text."""
+class ControlTokens:
+    """What steers a model, and where a prompt may hold it.
 
-    def __init__(self, untrusted: Any, control: tuple[AddedToken, ...]) -> None:
-        used = set().union(*(set(text) for text in strings_in(untrusted) if not text.isascii()))
-        free = (chr(code) for code in range(0x10F000, 0x10FFFE) if chr(code) not in used)
-        self._open, self._close = next(free), next(free)
-        self._control = {token.content: token for token in control}
-        self._beginnings = tuple({text[:length] for text in self._control for length in range(1, len(text))})
-        longest_first = sorted(map(re.escape, self._control), key=len, reverse=True)
-        self._control_re = re.compile("|".join(longest_first) or "(?!)")
+    All characters of a control token are the template's own. In what the model wrote earlier, tokens that are not
+    special may stand as well: decoding shows those, as `</think>` or `<tool_call>`, so that they come back in a
+    history as the tokens they were. A special one is never shown; where one stands, the model spelled it.
+    """
 
-    def needed(self, value: Any) -> bool:
-        """Whether any string in `value` holds a control token or the beginning of one at its end."""
-        return any(self._control_re.search(text) or self._ends_in_a_beginning(text) for text in strings_in(value))
+    def __init__(self, tokens: Sequence[AddedToken]) -> None:
+        self._tokens = {token.content: token for token in tokens}
+        longest_first = sorted(map(re.escape, self._tokens), key=len, reverse=True)
+        self._any = re.compile("|".join(longest_first) or "(?!)")
 
-    def mark(self, value: Any) -> Any:
-        """A copy of a message, list or string with every control token in its strings (and keys) bracketed.
+    def segments(self, prompt: str) -> list[Segment] | None:
+        """The prompt cut at its control tokens; None where everything that looks like one is one.
 
-        A string that ends in the beginning of a control token gets a lone mark, so that the next string, which the
-        template may append to it, cannot complete the token.
+        Adjacent plain text stays in one segment, so its ids are those of the text by itself.
         """
-        if isinstance(value, str):
-            marked = self._control_re.sub(lambda match: self._open + match.group() + self._close, value)
-            return marked + self._open if self._ends_in_a_beginning(value) else marked
-        if isinstance(value, dict):
-            return {self.mark(key): self.mark(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.mark(item) for item in value]
-        return value
-
-    def cut(self, rendered: str) -> list[Segment]:
-        """The rendered prompt without marks, cut at the control tokens that the template itself wrote.
-
-        Adjacent plain text stays in one segment, so its ids are those of the text without any marks.
-        """
+        text = str.__str__(prompt)
+        found, refused = self._found(text, spans_of(prompt))
+        if not refused:
+            return None
         segments: list[Segment] = []
-        plain = ""
-        for text, trusted in self._stretches(rendered):
-            at = 0
-            for match in self._control_re.finditer(text) if trusted else ():
-                token = self._control[match.group()]
-                plain += text[at : match.start()]
-                _append_text(segments, plain.rstrip() if token.lstrip else plain)
-                segments.append(Segment(token.content, token.id))
-                plain, at = "", match.end()
-            plain += text[at:]
-        _append_text(segments, plain)
-        return [_without_swallowed(segments, i, self._control) for i in range(len(segments))]
-
-    def _stretches(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """(text, may hold the template's control tokens), split at the marks."""
-        bracketed = f"{self._open}({self._control_re.pattern}){self._close}|[{self._open}{self._close}]"
         at = 0
-        for match in re.finditer(bracketed, rendered):
-            yield rendered[at : match.start()], True
-            if match.group(1):
-                yield match.group(1), False
+        for match in found:
+            token = self._tokens[match.group()]
+            before = text[at : match.start()]
+            _append_text(segments, before.rstrip() if token.lstrip else before)
+            segments.append(Segment(token.content, token.id))
             at = match.end()
-        yield rendered[at:], True
+        _append_text(segments, text[at:])
+        return [_without_swallowed(segments, i, self._tokens) for i in range(len(segments))]
 
-    def _ends_in_a_beginning(self, text: str) -> bool:
-        return text.endswith(self._beginnings)
+    def _found(self, text: str, spans: Sequence[Span]) -> tuple[list[re.Match[str]], bool]:
+        """The control tokens, leftmost first, and whether other text looks like one."""
+        found, refused, at = [], False, 0
+        ends = [end for _, end, _ in spans]
+        while match := self._any.search(text, at):
+            touched = bisect_right(ends, match.start())
+            if self._may_stand(match, spans[touched] if touched < len(spans) else None):
+                found.append(match)
+                at = match.end()
+            else:
+                refused = True
+                at = match.start() + 1  # one that may stand can begin inside it
+        return found, refused
+
+    def _may_stand(self, match: re.Match[str], authored: Span | None) -> bool:
+        """`authored`: the first span that ends behind the beginning of the match."""
+        if authored is None or authored[0] >= match.end():
+            return True
+        begin, end, author = authored
+        all_by_one = begin <= match.start() and match.end() <= end
+        return author == MODEL and all_by_one and not self._tokens[match.group()].special
 
 
 def strings_in(value: Any) -> Iterator[str]:
