@@ -165,6 +165,8 @@ def test_the_log_is_read_in_whole_lines(tmp_path: Path) -> None:
     assert list(reader.new_lines()) == ["one"]
     path.write_text("one\ntwo\n")
     assert list(reader.new_lines()) == ["two"]
+    path.write_text("cut\n")
+    assert list(reader.new_lines()) == ["cut"]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,11 @@ def test_the_log_is_read_in_whole_lines(tmp_path: Path) -> None:
         ('I1129 13:24:01.123456 12 model.py:7] "reading weights"', "reading weights"),
         ('W1129 13:24:01.123456 12 metrics.cc:7] "no DCGM"', None),
         ('E1129 13:24:01.123456 12 server.cc:7] "it broke"', "it broke"),
+        (
+            'E1129 13:24:01.123456 12 backend.cc:7] "ERROR: Failed to create instance: no weights\\n\\nAt:\\n  a.py"',
+            None,
+        ),
+        ("E1129 13:24:01.123456 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: no weights\"", None),
         ('I1129 13:24:01.123456 12 server.cc:7] "chatter"', None),
         ('E1129 13:24:01.123456 12 server.cc:241] "CudaDriverHelper has not been initialized."', None),
         ("| engine | 1 | READY |", None),
@@ -191,6 +198,11 @@ def test_progress_shows_what_a_waiting_person_wants_to_know(line: str, shown: st
             "E1129 13:24:01.1 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: Internal: no weights\"\n"
             'E1129 13:24:01.2 12 main.cc:1] "creating server"',
             "model engine: Internal: no weights",
+        ),
+        (
+            "E1129 13:24:01.1 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: Internal: ConfigError: no "
+            'weights: ask\\n\\nAt:\\n  /a/loader.py(140): _build\\n  /a/start.py(84): start_engine\\n"\n',
+            "model engine: Internal: ConfigError: no weights: ask",
         ),
         ("error: unrecognized option '--x'\nUsage: ...", "error: unrecognized option '--x'"),
         ("something else\n\n", "something else"),

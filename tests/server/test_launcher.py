@@ -323,6 +323,25 @@ def test_what_a_killed_owner_and_guardian_leave_is_removed_by_the_next_start_and
             assert other.is_ready()
 
 
+def test_a_drain_that_cannot_be_logged_is_told_to_the_launcher_all_the_same() -> None:
+    launcher, control = socket.socketpair()
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK)
+    stderr = os.dup(2)
+    with launcher, control, open("/dev/full", "wb") as full, subprocess.Popen(["/bin/sleep", "600"]) as server:
+        os.write(wake_write, bytes([signal.SIGTERM]))
+        watch = guardian.Watch(server.pid, control, wake_read, lambda tell_drained: tell_drained(), 30.0)
+        os.dup2(full.fileno(), 2)
+        try:
+            launcher.send(b".")  # from here on it looks by itself, without a SIGCHLD
+            server.returncode = os.waitstatus_to_exitcode(watch.run())
+        finally:
+            os.dup2(stderr, 2)
+        assert server.returncode == -signal.SIGTERM
+        assert launcher.recv(100).decode().strip() == guardian.DRAINED
+    for descriptor in (stderr, wake_read, wake_write):
+        os.close(descriptor)
+
+
 def test_a_guardian_whose_launcher_falls_silent_ends_the_server_and_the_launcher(monkeypatch) -> None:
     monkeypatch.setattr(guardian, "LAUNCHER_SILENCE_S", 0.2)
     monkeypatch.setattr(guardian, "LOOK_S", 0.05)

@@ -23,6 +23,9 @@ _LINE = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ ([\w.]+):\d+\] (.*)$")
 _LOADED = re.compile(r"successfully loaded '([^']+)'")
 _LOADING = re.compile(r"^\"?loading: ([^\"\s]+?)(?::\d+)?\"?$")
 _FAILED = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
+# A model that fails is reported twice, with Python's stack; `describe_end` says it once, when the server has ended.
+_SAID_AT_THE_END = re.compile(r"Failed to create instance: |failed to load '")
+_STACK = r"\n\nAt:\n"  # as Triton quotes it
 _EMPTY = {"", '"'}
 # getopt's words, before pages of help.
 _USAGE = re.compile(r"tritonserver: (unrecognized option|option .* requires an argument)")
@@ -92,7 +95,7 @@ def progress(line: str) -> str | None:
         return None
     level, source, text = match.groups()
     if level in "EF":
-        return None if _WITHOUT_GPU.search(text) else text.strip('"')
+        return None if _WITHOUT_GPU.search(text) or _SAID_AT_THE_END.search(text) else text.strip('"')
     if loaded := _LOADED.search(text):
         return f"{loaded[1]} is loaded"
     if loading := _LOADING.match(text):
@@ -116,7 +119,7 @@ def explain_failure(log: str) -> str:
         match = _LINE.match(line)
         text = match[3].strip('"') if match else line
         if failed := _FAILED.search(text):
-            return f"model {failed[1]}: {failed[2].strip()}"
+            return f"model {failed[1]}: {failed[2].partition(_STACK)[0].strip()}"
         if (match and match[1] in "EF") or line.startswith(("error:", "cannot execute")) or _USAGE.search(line):
             errors.append(text.strip())
     if errors:
