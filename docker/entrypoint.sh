@@ -11,7 +11,7 @@ esac
 # The server reads its own log back to tell progress and causes, so that it must be a file; `tritandem serve` bounds it,
 # and `tail` follows through that. It ends with the server, which keeps this pid.
 log="${TMPDIR:-/tmp}/triton.log"
-: > "$log"
+(umask 077 && : > "$log")
 tail --pid=$$ -n +1 -F "$log" 2>/dev/null &
 
 # Inside a container every interface is the container's own; what is published decides who reaches it.

@@ -14,6 +14,7 @@ from engine_rig import VOCAB, Rig, make_runner, prompts, request
 from tritandem.contracts import EngineFailed, FinishCode, InvalidRequest, TokenBatch
 from tritandem.engine.service import EngineService
 from tritandem.engine.step import Runner, StepPlan, StepResult
+from tritandem.telemetry.heartbeat import Busy
 
 WAIT_S = 20.0
 
@@ -117,6 +118,22 @@ def rows_of(batch: TokenBatch) -> list[tuple[int, list[int], FinishCode]]:
         (int(seq_id), part.tolist(), FinishCode(code))
         for seq_id, part, code in zip(batch.seq_ids, parts, batch.finish, strict=True)
     ]
+
+
+def test_a_step_that_does_not_come_back_is_seen_from_outside() -> None:
+    in_step, runner = Busy("a step", 1.0), GatedRunner(make_runner())
+    service = EngineService(runner, in_step=in_step)
+    assert in_step.oldest_ns() is None
+    service.submit([request(1, prompts(1, seed=1)[0])])
+    deadline_s = time.monotonic() + WAIT_S
+    while (since_ns := in_step.oldest_ns()) is None:
+        assert time.monotonic() < deadline_s
+    assert runner.pending() == 0  # it waits for permission, inside the launch
+    assert in_step.oldest_ns() == since_ns
+    runner.gate.release(10_000)
+    read_all(service)
+    service.close()
+    assert in_step.oldest_ns() is None
 
 
 def test_many_threads_submit_and_everyone_gets_the_right_tokens(start: Callable[[Runner], EngineService]) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 from fakes.engine_port import FakeEngine
-from fakes.scheduling import Start, request, wait_until
+from fakes.scheduling import RecordingObserver, Start, request, wait_until
 from fakes.sinks import RecordingSink
-from tritandem.contracts import FinishCode, LoadSnapshot, Outcome, PriorityClass
-from tritandem.scheduler import core
+from fakes.text_streams import FakeTextStreams
+from tritandem.config import SchedulerConfig
+from tritandem.contracts import Chunk, FinishCode, LoadSnapshot, Outcome, PriorityClass
+from tritandem.scheduler import SchedulerService, core
 from tritandem.scheduler.core import DEADLINES_KEPT
 from tritandem.scheduler.early_stops import MAX_REMEMBERED, EarlyStops
+from tritandem.scheduler.ports import SchedulerSnapshot
+from tritandem.telemetry.heartbeat import Busy
 
 SMALL = LoadSnapshot(max_sequences=1, total_blocks=10, free_blocks=10, block_tokens=16)
 SLOW = LoadSnapshot(max_sequences=64, max_context_tokens=4096, decode_step_ns=10**9, prefill_token_ns=1000)
@@ -195,3 +200,40 @@ def test_messages_without_rows_carry_only_load(start: Start) -> None:
     wait_until(lambda: running.service.snapshot().engines[0].load.steps == 77)
     engine.emit([(seq_id, [1], FinishCode.LENGTH)])
     sink.wait_end()
+
+
+class StuckObserver(RecordingObserver):
+    """Its first gauges do not come back before `leave` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.leave = threading.Event(), threading.Event()
+
+    def gauges(self, snapshot: SchedulerSnapshot) -> None:
+        self.inside.set()
+        assert self.leave.wait(60)
+
+
+def test_a_response_and_a_round_that_do_not_come_back_are_seen_from_outside() -> None:
+    in_send, in_round, observer = Busy("a send", 1.0), Busy("a round", 1.0), StuckObserver()
+    service = SchedulerService(
+        [FakeEngine()], FakeTextStreams(), SchedulerConfig(), observer, in_round=in_round, in_send=in_send
+    )
+    service.start()
+    assert observer.inside.wait(60)
+    assert in_round.oldest_ns() is not None
+    observer.leave.set()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hang(chunk: Chunk) -> None:
+        inside.set()
+        assert leave.wait(60)
+
+    sink = RecordingSink(hang)
+    service.submit(request(3), sink)
+    assert inside.wait(60)
+    assert in_send.oldest_ns() is not None
+    leave.set()
+    sink.wait_end(60)
+    service.close()
+    assert in_send.oldest_ns() is in_round.oldest_ns() is None

@@ -200,8 +200,8 @@ def test_progress_shows_what_a_waiting_person_wants_to_know(line: str, shown: st
             "model engine: Internal: no weights",
         ),
         (
-            "E1129 13:24:01.1 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: Internal: ConfigError: no "
-            'weights: ask\\n\\nAt:\\n  /a/loader.py(140): _build\\n  /a/start.py(84): start_engine\\n"\n',
+            "E1129 13:24:01.1 12 model_lifecycle.cc:642] \"failed to load 'engine' version 1: Internal: ConfigError: "
+            'no weights: ask\\n\\nAt:\\n  /a/loader.py(140): _build\\n  /a/start.py(84): start_engine\\n"\n',
             "model engine: Internal: ConfigError: no weights: ask",
         ),
         ("error: unrecognized option '--x'\nUsage: ...", "error: unrecognized option '--x'"),
