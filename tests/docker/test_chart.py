@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 from deployment_files import CHART, adapter_rules, read_yaml
-from tritandem.config import CONFIG_ENV, MODEL_ENV, load_config
+from tritandem.config import CONFIG_ENV, MODEL_ENV, WatchConfig, load_config
+from tritandem.server import guardian
 from tritandem.server.health import READY_PATH
 from tritandem.server.launcher import UNLOAD_S
 from tritandem.server.options import ServeOptions
@@ -164,6 +165,11 @@ def test_probes_ports_flags_and_variables_are_the_servers() -> None:
     assert [port["containerPort"] for port in container["ports"]] == list(options.ports().values())
     for probe in ("startupProbe", "readinessProbe"):
         assert container[probe]["httpGet"] == {"path": READY_PATH, "port": "http"}
+    # Whatever hangs has been ended from within, `tritandem serve` included, before the kubelet ends the pod.
+    liveness, limits = container["livenessProbe"], WatchConfig()
+    assert liveness["httpGet"] == {"path": "/v2/health/live", "port": "http"}
+    slowest_s = max(limits.stopped_s, limits.silent_s, limits.call_s, limits.step_s, guardian.LAUNCHER_SILENCE_S)
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] > slowest_s
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
     assert environment.keys() == {MODEL_ENV, CONFIG_ENV}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
