@@ -134,7 +134,7 @@ def test_strangers_get_nothing_out_of_the_inner_models_and_disturb_nobody(
 
 FORGED: dict[str, dict[str, Any]] = {
     "an endless refusal": {"refusal": "REJECTED_INVALID: : given " * 8000},
-    "10 MB": {"refusal": "x" * 10_000_000},
+    "a megabyte": {"refusal": "x" * 1_000_000},
     "an early arrival": {"text_input": "a", "input_ids": [1], "tokenized_ns": [1, 2, 3, 0, 0], "refusal": ""},
     "stamps alone": {"text_input": "a", "tokenized_ns": [1, 2, 3, 0, 0]},
 }
