@@ -84,7 +84,6 @@ class SealedHandovers:
         if len(given) < 2 or IDS not in arrays:
             raise _forged(next(iter(given)))
         words, [text] = check(TOKENIZED_NS, given[TOKENIZED_NS.name]), check(REFUSAL, given[REFUSAL.name])
-        ids = np.array(arrays[IDS].reshape(-1), np.int32)
         seal = self._key.seal(words[:_SEALED], text if isinstance(text, bytes) else str(text).encode())
         if not hmac.compare_digest(seal.tobytes(), words[_SEALED:].tobytes()):
             raise _forged(TOKENIZED_NS.name)
@@ -93,6 +92,7 @@ class SealedHandovers:
             received_ns = tokenized_ns = now_ns
         elif not self._first_time(seal.tobytes(), now_ns):
             raise InvalidRequest(TOKENIZED_NS.name, "what another request has brought", _ALLOWED)
+        ids = np.array(arrays[IDS].reshape(-1), np.int32)
         return Handover(ids, received_ns, tokenized_ns, _refusal(text))
 
     def _first_time(self, seal: bytes, now_ns: int) -> bool:
