@@ -39,6 +39,7 @@ class Proxy:
     certificate: bytes
     seen: list[tuple[str, str | None]] = field(default_factory=list)  # path, Authorization that reached Triton
     bodies: list[bytes] = field(default_factory=list)
+    kinds: list[str | None] = field(default_factory=list)  # Content-Type that reached Triton
 
     def ask(self, method: str, path: str, key: str | None = KEY, body: bytes = b"", **headers: str) -> int:
         """The status of one HTTPS request."""
@@ -64,6 +65,7 @@ def http_stand_in(port: int, found: Proxy) -> ThreadingHTTPServer:
         def answer(self) -> None:
             found.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
             found.seen.append((self.path, self.headers.get("Authorization")))
+            found.kinds.append(self.headers.get("Content-Type"))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -217,6 +219,13 @@ def test_other_bodies_arrive_as_they_were_sent(proxy: Proxy, body: bytes) -> Non
     proxy.bodies.clear()
     assert proxy.ask("POST", GENERATE, body=body) == 200
     assert proxy.bodies == [body]
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "application/json"])
+def test_triton_never_hears_of_a_form(proxy: Proxy, kind: str | None) -> None:
+    proxy.kinds.clear()
+    assert proxy.ask("POST", GENERATE, body=b"{}", **({"Content-Type": kind} if kind else {})) == 200
+    assert proxy.kinds == ["application/json"]
 
 
 def test_a_body_that_cannot_be_looked_at_is_refused(proxy: Proxy) -> None:
