@@ -22,7 +22,7 @@ ATTENTION_NAME = "tritandem"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The attention of one layer, as the model itself calls it."""
+    """The attention of one layer, as `support.py` found it."""
 
     heads: int
     kv_heads: int
@@ -36,6 +36,7 @@ class KvCache:
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+    windows: list[int | None]  # how far back each layer's queries see
 
     @classmethod
     def allocate(
@@ -52,7 +53,8 @@ class KvCache:
             shape = (num_blocks, block_tokens, layer.kv_heads, layer.head_dim)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        return cls([zeros(layer) for layer in layers], [zeros(layer) for layer in layers])
+        keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
+        return cls(keys, values, [layer.sliding_window for layer in layers])
 
 
 def kv_bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -77,7 +79,10 @@ class AttentionSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
-    """The attention calls of a served pass: store the new K and V, attend over the cache."""
+    """The attention calls of a served pass: store the new K and V, attend over the cache.
+
+    The window is the one found at load: a layer may leave it to its mask, and no mask is made here.
+    """
 
     backend: AttentionBackend
     cache: KvCache
@@ -95,7 +100,8 @@ class PagedContext:
     ) -> torch.Tensor:
         key_cache, value_cache = self.cache.keys[layer], self.cache.values[layer]
         self.backend.store(key, value, key_cache, value_cache, self.batch)
-        return self.backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap)
+        window = self.cache.windows[layer]
+        return self.backend.attend(query, key_cache, value_cache, self.batch, scaling, window, softcap)
 
 
 def packed_attention(

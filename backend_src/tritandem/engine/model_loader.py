@@ -18,12 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ..config import EngineConfig
 from ..contracts import ConfigError
-from ..model_facts.folder import context_tokens, read_folder
+from ..model_facts.folder import read_folder
 from ..model_facts.token_ids import check_token_ids
 from ..model_facts.weight_files import read_weights
 from .forward import ATTENTION_NAME, LayerShape
 from .gguf_model import load_gguf, read_gguf_config
-from .support import UnsupportedModel, check_config, inspect_model
+from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -159,4 +159,4 @@ def fix_rotary_context(model: PreTrainedModel) -> int:
     for module in model.modules():
         if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
             module.rope_type = "default"
-    return context_tokens(model.config.get_text_config().to_dict()) or 1 << 20
+    return stated_context(model.config.get_text_config())

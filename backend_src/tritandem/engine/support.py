@@ -2,23 +2,31 @@
 
 Owns the verdict and the per-layer attention shapes. A short pass through our attention must reach every
 layer exactly once, with nothing but standard causal attention asked for, and give the logits that the
-model's own eager attention gives. Knows nothing about requests; runs in the loading thread.
+model's own eager attention gives. What a short pass cannot show, windows, is read off the functions from which
+transformers makes each layer's mask. Knows nothing about requests; runs in the loading thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..contracts import ConfigError
+from ..model_facts.folder import context_tokens
 from .attention.dense import DenseAttention
 from .attention.interface import AttentionBatch
 from .forward import ATTENTION_NAME, KvCache, LayerShape, PackedForward, packed_attention, run_model
 
 PROBE_TOKENS = 24
+PROBE_NAME = "tritandem_probe"
+LONGEST_CONTEXT = 1 << 20  # of a model that states none
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_MASK_FUNCTION = "tritandem_mask_function"  # attribute of the probe's masks
 _HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
 _MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, AssertionError)
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -43,10 +51,23 @@ def check_config(config: PreTrainedConfig) -> None:
 class _Recorder:
     """The attention of the probe: notes shapes and answers with dense causal attention."""
 
-    def __init__(self, num_tokens: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, context_tokens: int, device: torch.device) -> None:
         self.layers: dict[int, LayerShape] = {}
         self.calls: list[int] = []
         self.batch = _one_row_batch(0, num_tokens, device)
+        self._context_tokens = context_tokens
+        self._windows: dict[MaskFunction, int | None] = {}
+
+    def window(self, mask: torch.Tensor | None, passed: int | None) -> int | None:
+        """Of a layer that gets `mask` and passes `passed` on: the mask is what the model's own attention obeys."""
+        if mask is None:
+            return passed
+        function = getattr(mask, _MASK_FUNCTION, None)
+        if function is None:
+            raise UnsupportedModel("it adds a mask or bias of its own to the attention scores")
+        if function not in self._windows:
+            self._windows[function] = window_of(function, self._context_tokens, mask.device)
+        return self._windows[function]
 
     def __call__(
         self,
@@ -67,6 +88,45 @@ class _Recorder:
         backend = DenseAttention()
         backend.store(key, value, key_cache, value_cache, self.batch)
         return backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap)
+
+
+def stated_context(config: PreTrainedConfig) -> int:
+    """The context limit, in tokens, that a model's configuration states."""
+    return context_tokens(config.to_dict()) or LONGEST_CONTEXT
+
+
+def window_of(mask_function: MaskFunction, context_tokens: int, device: torch.device | str) -> int | None:
+    """How many positions, its own included, a query sees; None: all before it. Raises UnsupportedModel for any other
+    pattern within the context.
+
+    A mask function takes positions, so it is asked about the whole context without a pass of that length. What the
+    last query sees is the only window that can be meant. That it is one is checked at both ends of the context, in the
+    middle, and around where queries first lose sight of something: there, chunks begin instead.
+    """
+    keys = torch.arange(context_tokens, device=device)
+    zero = keys[:1].view(1, 1, 1, 1)
+
+    def seen(query: int) -> torch.Tensor:
+        visible = mask_function(zero, zero, zero + query, keys.view(1, 1, 1, -1))
+        return visible.expand(1, 1, 1, context_tokens).flatten()
+
+    window = int(seen(context_tokens - 1).sum())
+    middle = context_tokens // 2
+    for query in (0, 1, window - 1, window, window + 1, 2 * window, middle, context_tokens - 2, context_tokens - 1):
+        if 0 <= query < context_tokens:
+            right = (keys <= query) & (keys > query - window)
+            if not torch.equal(seen(query), right):
+                raise UnsupportedModel("its attention mask is neither causal nor a sliding window")
+    return None if window == context_tokens else window
+
+
+def _mark(
+    batch_size: int, q_length: int, kv_length: int, mask_function: MaskFunction, device: torch.device, **_: Any
+) -> torch.Tensor:
+    """transformers asks for a mask: one that masks nothing and carries the function that would have made it."""
+    mask = torch.ones((batch_size, 1, q_length, kv_length), dtype=torch.bool, device=device)
+    setattr(mask, _MASK_FUNCTION, mask_function)
+    return mask
 
 
 def _one_row_batch(start: int, end: int, device: torch.device) -> AttentionBatch:
@@ -92,8 +152,6 @@ def _strict_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """`packed_attention` that refuses what it would otherwise ignore."""
-    if attention_mask is not None:
-        raise UnsupportedModel("it adds a mask or bias of its own to the attention scores")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModel("its attention is not causal")
     if getattr(module, "layer_idx", None) is None:
@@ -102,7 +160,14 @@ def _strict_attention(
         if name not in _HARMLESS and isinstance(given, torch.Tensor):
             reason = "attention sinks" if name == "s_aux" else f"a tensor {name!r}"
             raise UnsupportedModel(f"it passes {reason} to attention, which only standard attention lacks")
-    return packed_attention(module, query, key, value, attention_mask, **kwargs)
+    recorder = kwargs.get("tritandem_sink")
+    if isinstance(recorder, _Recorder):
+        kwargs["sliding_window"] = recorder.window(attention_mask, kwargs.get("sliding_window"))
+    return packed_attention(module, query, key, value, None, **kwargs)
+
+
+ALL_ATTENTION_FUNCTIONS.register(PROBE_NAME, _strict_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE_NAME, _mark)
 
 
 @torch.no_grad()
@@ -112,17 +177,16 @@ def inspect_model(model: PreTrainedModel) -> list[LayerShape]:
     name, device = config.model_type, model.device
     ids = torch.arange(PROBE_TOKENS, device=device) * 7919 % config.vocab_size
     positions = torch.arange(PROBE_TOKENS, device=device)
-    recorder = _Recorder(PROBE_TOKENS, device)
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _strict_attention)
+    recorder = _Recorder(PROBE_TOKENS, stated_context(config), device)
     try:
-        model.set_attn_implementation(ATTENTION_NAME)
+        model.set_attn_implementation(PROBE_NAME)
         run_model(model, ids, positions, positions, recorder)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{name}: {error}") from None
     except _MODEL_ERRORS as error:
         raise UnsupportedModel(f"{name}: its forward pass does not take packed tokens: {error}") from error
     finally:
-        ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, packed_attention)
+        model.set_attn_implementation(ATTENTION_NAME)
     _check_calls(name, config, recorder)
     layers = [recorder.layers[index] for index in range(len(recorder.layers))]
     _check_logits(name, model, layers, ids, positions)
@@ -137,10 +201,6 @@ def _check_calls(name: str, config: PreTrainedConfig, recorder: _Recorder) -> No
             f"{name}: {called} of {expected} layers use standard attention once and in order; "
             "state-space, linear or shared attention cannot be served"
         )
-    layer_types = getattr(config, "layer_types", None) or ()
-    for index, layer_type in enumerate(layer_types[:expected]):
-        if layer_type == "sliding_attention" and recorder.layers[index].sliding_window is None:
-            raise UnsupportedModel(f"{name}: layer {index} slides its window in the mask alone")
 
 
 def _check_logits(
