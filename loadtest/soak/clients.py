@@ -18,12 +18,14 @@ from tritandem_client import (
     AsyncClient,
     ConnectionFailed,
     RequestError,
+    Result,
     ServerNotReady,
     Timeout,
 )
 from tritandem_client.errors import error_from_server
 
 from .ledger import CLOSED, REFUSED, TIMEOUT, UNREACHABLE, Entry, Ledger
+from .solo import Solo
 
 WAYS = [(protocol, model) for protocol in ("grpc", "http") for model in ("scheduler", "ensemble")]
 PATIENCE_S = 90.0  # no request may take so long: the queue is bounded, and each has a deadline well before
@@ -50,8 +52,8 @@ NONSENSE: list[dict[str, Any]] = [
 class Clients:
     """`async with`; made anew after the server was replaced, because channels remember failures."""
 
-    def __init__(self, ledger: Ledger, grpc_url: str, http_url: str, rng: random.Random) -> None:
-        self._ledger, self._rng = ledger, rng
+    def __init__(self, ledger: Ledger, solo: Solo, grpc_url: str, http_url: str, rng: random.Random) -> None:
+        self._ledger, self._solo, self._rng = ledger, solo, rng
         self._clients = {
             way: AsyncClient(grpc_url if way[0] == "grpc" else http_url, protocol=way[0], model=way[1])  # type: ignore[arg-type]
             for way in WAYS
@@ -63,6 +65,10 @@ class Clients:
             with contextlib.suppress(Exception):  # of a server that is gone
                 await client.close()
         await self._raw.aclose()
+
+    async def learn_answers(self) -> None:
+        """While nothing else runs. Raises RequestError."""
+        await self._solo.learn(self._clients["grpc", "scheduler"])
 
     def kinds(self) -> dict[Callable[[str], Awaitable[None]], int]:
         """How to make a request of each kind, given its id, with its weight."""
@@ -95,8 +101,12 @@ class Clients:
             options |= {"temperature": 0.8, "seed": rng.randrange(2**31)}
         return options
 
-    def prompt(self) -> str:
+    def prompt(self, options: dict[str, Any]) -> str:
+        """One whose answer is known for those who want it greedy and to its last token, most of the time."""
         rng = self._rng
+        known = list(self._solo.answers)
+        if known and "sampling_parameters" in options and "temperature" not in options and rng.random() < 0.8:
+            return rng.choice(known)
         words = " ".join(rng.choice(TOPICS) for _ in range(rng.randint(1, 40)))
         return f"Tell me about {rng.choice(TOPICS)}. {words}"
 
@@ -107,10 +117,10 @@ class Clients:
 
     async def asks_for_one_answer(self, request_id: str) -> None:
         options = self.options(request_id)
-        client, entry = self._begin("one answer", options)
+        client, entry, prompt = self._begin("one answer", options)
         async with self._told(entry):
-            result = await client.generate(self.prompt(), **options)
-            self._end(entry, result.outcome, result.num_output_tokens)
+            result = await client.generate(prompt, **options)
+            self._end_well(entry, prompt, result)
 
     async def reads_slowly(self, request_id: str) -> None:
         await self._stream("slow", self.options(request_id), pause_s=self._rng.uniform(0.05, 0.5))
@@ -123,28 +133,28 @@ class Clients:
     async def closes(self, request_id: str) -> None:
         """After a few chunks."""
         options = self.options(request_id, 200)
-        client, entry = self._begin("closes", options)
+        client, entry, prompt = self._begin("closes", options)
         enough = self._rng.randint(1, 5)
         async with self._told(entry):
-            async with client.stream(self.prompt(), **options) as stream:
+            async with client.stream(prompt, **options) as stream:
                 async for _ in stream:
                     enough -= 1
                     if enough == 0:
                         self._end(entry, CLOSED)
                         return
-            self._end(entry, stream.result.outcome, stream.result.num_output_tokens)
+            self._end_well(entry, prompt, stream.result)
 
     async def is_cancelled(self, request_id: str) -> None:
         """At any moment, as by a task that is cancelled."""
         options = self.options(request_id, 200)
-        client, entry = self._begin("cancelled", options)
+        client, entry, prompt = self._begin("cancelled", options)
         async with self._told(entry):
             try:
-                result = await asyncio.wait_for(client.generate(self.prompt(), **options), self._rng.uniform(0.01, 4.0))
+                result = await asyncio.wait_for(client.generate(prompt, **options), self._rng.uniform(0.01, 4.0))
             except asyncio.TimeoutError:
                 self._end(entry, CLOSED)
                 return
-            self._end(entry, result.outcome, result.num_output_tokens)
+            self._end_well(entry, prompt, result)
 
     async def is_stopped_by_id(self, request_id: str) -> None:
         other = self._clients[self._rng.choice(WAYS)]
@@ -183,19 +193,24 @@ class Clients:
             self._end(entry, words[0] if words else REFUSED, detail=text[:200])
 
     async def _stream(self, kind: str, options: dict[str, Any], pause_s: float = 0.0) -> None:
-        client, entry = self._begin(kind, options)
+        client, entry, prompt = self._begin(kind, options)
         async with self._told(entry):
-            stream = client.stream(self.prompt(), **options)
+            stream = client.stream(prompt, **options)
             async for _ in stream:
                 if pause_s:
                     await asyncio.sleep(pause_s)
-            self._end(entry, stream.result.outcome, stream.result.num_output_tokens)
+            self._end_well(entry, prompt, stream.result)
 
-    def _begin(self, kind: str, options: dict[str, Any]) -> tuple[AsyncClient, Entry]:
+    def _begin(self, kind: str, options: dict[str, Any]) -> tuple[AsyncClient, Entry, str]:
         way = self._rng.choice(WAYS)
         exact = options["max_tokens"] if "sampling_parameters" in options else 0
         label = f"{kind}, {way[0]} {way[1]}"
-        return self._clients[way], self._ledger.open(options["request_id"], label, time.monotonic(), exact)
+        entry = self._ledger.open(options["request_id"], label, time.monotonic(), exact)
+        return self._clients[way], entry, self.prompt(options)
+
+    def _end_well(self, entry: Entry, prompt: str, result: Result) -> None:
+        entry.wrong = prompt in self._solo.answers and not self._solo.agrees(prompt, result.text)
+        self._end(entry, result.outcome, result.num_output_tokens, result.text[:200] if entry.wrong else "")
 
     def _end(self, entry: Entry, outcome: str, tokens: int = 0, detail: str = "") -> None:
         self._ledger.close(entry, outcome, time.monotonic(), tokens, detail)

@@ -14,11 +14,14 @@ from typing import Any
 CLOSED = "CLOSED"  # it left: closed, cancelled or killed
 REFUSED = "REFUSED"  # Triton itself could not read the message: no model heard of it
 UNREACHABLE = "UNREACHABLE"  # no connection, or it broke: allowed only while the server is being replaced
+ENDED = "ENDED"  # a hostile request had an end, whichever
+OBEYED = "OBEYED"  # a hostile request got what nobody may have
 TIMEOUT = "TIMEOUT"  # no end within the client's patience
 SERVER_WORDS = frozenset(
     {"COMPLETED", "STOPPED", "REJECTED_SATURATED", "REJECTED_INVALID", "EXPIRED", "CANCELLED", "FAILED"}
 )
 EXAMPLES_KEPT = 5
+HONEST_IDS = "soak-"  # with a number: what hostile requests leave in the log has other ids
 
 
 @dataclass(slots=True)
@@ -33,6 +36,7 @@ class Entry:
     ended_s: float = 0.0
     tokens: int = 0
     ended_times: int = 0
+    wrong: bool = False  # another text than when nothing else ran
     detail: str = ""
 
 
@@ -46,11 +50,13 @@ class Audit:
     duplicated: int
     disagreeing: int  # client and server tell different ends, or different numbers of tokens
     lost: int  # an end that nobody can account for
+    wrong: int  # a text that differs from the one alone
+    harmed: int  # FAILED although the server was whole
     examples: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
-        return not (self.hung or self.duplicated or self.disagreeing or self.lost)
+        return not (self.hung or self.duplicated or self.disagreeing or self.lost or self.wrong or self.harmed)
 
 
 class Ledger:
@@ -66,9 +72,6 @@ class Ledger:
     def close(self, entry: Entry, outcome: str, now_s: float, tokens: int = 0, detail: str = "") -> None:
         entry.ended_times += 1
         entry.outcome, entry.ended_s, entry.tokens, entry.detail = outcome, now_s, tokens, detail
-
-    def unfinished(self) -> int:
-        return sum(not entry.outcome for entry in self.entries.values())
 
     def counts(self) -> Counter[str]:
         return Counter(entry.outcome for entry in self.entries.values() if entry.outcome)
@@ -100,7 +103,7 @@ def audit(
         for what in judge(entry, its_lines, outages):
             note(what, entry, its_lines)
         outcomes[str(its_lines[0]["outcome"]) if its_lines else entry.outcome or TIMEOUT] += 1
-    strangers = [name for name in written if name not in known]
+    strangers = [name for name in written if name.startswith(HONEST_IDS) and name not in known]
     if strangers:
         counts["lost"] += len(strangers)
         examples["lost"] = [
@@ -114,13 +117,17 @@ def audit(
         duplicated=counts["duplicated"],
         disagreeing=counts["disagreeing"],
         lost=counts["lost"],
+        wrong=counts["wrong"],
+        harmed=counts["harmed"],
         examples=[example for kept in examples.values() for example in kept],
     )
 
 
 def judge(entry: Entry, its_lines: Sequence[Mapping[str, Any]], outages: Sequence[tuple[float, float]]) -> list[str]:
-    """What is wrong with one request, of: hung, duplicated, disagreeing, lost."""
-    wrong = []
+    """What is wrong with one request, of: hung, duplicated, disagreeing, lost, wrong, harmed."""
+    wrong = ["wrong"] if entry.wrong else []
+    if entry.outcome == "FAILED" and not during(entry, outages):
+        wrong.append("harmed")
     if entry.ended_times > 1 or len(its_lines) > 1 or (entry.exact_tokens and entry.tokens > entry.exact_tokens):
         wrong.append("duplicated")
     if entry.outcome in ("", TIMEOUT):
@@ -133,6 +140,29 @@ def judge(entry: Entry, its_lines: Sequence[Mapping[str, Any]], outages: Sequenc
     elif (entry.outcome in SERVER_WORDS or entry.outcome == UNREACHABLE) and not during(entry, outages):
         wrong.append("lost")
     return wrong
+
+
+def hostile_faults(entries: Iterable[Entry], outages: Sequence[tuple[float, float]]) -> list[str]:
+    """Hostile requests that got what they must not have, or no end although the server was whole."""
+    return [
+        f"{entry.kind}: {entry.outcome or 'no end'} after {entry.ended_s - entry.sent_s:.1f} s {entry.detail}"
+        for entry in entries
+        if entry.outcome == OBEYED or (entry.outcome in ("", TIMEOUT) and not during(entry, outages))
+    ]
+
+
+def table(entries: Iterable[Entry]) -> list[str]:
+    """A line for each kind of request: how many ended how, as their clients saw it."""
+    kinds: dict[str, Counter[str]] = {}
+    for entry in entries:
+        kinds.setdefault(entry.kind.partition(",")[0], Counter())[entry.outcome or TIMEOUT] += 1
+    words = sorted({word for counts in kinds.values() for word in counts})
+    widths = [max(len(word), 6) for word in words]
+    rows = [("", words), *((kind, [str(counts[word] or "") for word in words]) for kind, counts in kinds.items())]
+    return [
+        f"{kind:<16}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        for kind, cells in rows
+    ]
 
 
 def agree(entry: Entry, line: Mapping[str, Any]) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .clients import WAYS, Clients
-from .ledger import CLOSED, Entry, Ledger
+from .hostile import Hostile
+from .ledger import CLOSED, HONEST_IDS, Entry, Ledger
 
 VICTIM = Path(__file__).with_name("victim.py")
 WARM_UP_SHARE = 0.5  # of the time of the closed loop, before it
@@ -25,12 +26,17 @@ VICTIM_STARTS_S = 20.0
 
 
 class Load:
-    """`clients` is asked for every request, because they are replaced with the server."""
+    """`clients` and `hostile` are asked for every request, because they are replaced with the server."""
 
     def __init__(
-        self, ledger: Ledger, clients: Callable[[], Clients], urls: dict[str, str], rng: random.Random
+        self,
+        ledger: Ledger,
+        clients: Callable[[], Clients],
+        hostile: Callable[[], Hostile],
+        urls: dict[str, str],
+        rng: random.Random,
     ) -> None:
-        self._ledger, self._clients, self._urls, self._rng = ledger, clients, urls, rng
+        self._ledger, self._clients, self._hostile, self._urls, self._rng = ledger, clients, hostile, urls, rng
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self.victims_killed = 0
@@ -61,6 +67,15 @@ class Load:
             [kind] = self._rng.choices(list(kinds), list(kinds.values()))
             self._start(kind(self._new_id()))
 
+    async def be_hostile(self, every_s: float, until_s: float) -> None:
+        """One act after the other, whether or not the ones before have ended; each as often as any other."""
+        for turn in itertools.count():
+            if time.monotonic() + every_s >= until_s:
+                return
+            await asyncio.sleep(every_s)
+            acts = self._hostile().acts()
+            self._start(acts[turn % len(acts)](f"hostile-{turn}"))
+
     async def kill_clients(self, every_s: float, until_s: float) -> None:
         """One process at a time, in the middle of its answers."""
         while time.monotonic() + every_s < until_s:
@@ -76,7 +91,7 @@ class Load:
         return len(self._tasks)
 
     def _new_id(self) -> str:
-        return f"soak-{next(self._numbers)}"
+        return f"{HONEST_IDS}{next(self._numbers)}"
 
     def _start(self, request: object) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(request)  # type: ignore[arg-type]

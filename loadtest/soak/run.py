@@ -2,10 +2,12 @@
 
 Starts `tritandem serve`, measures how many requests a second it answers, then offers twice as many: clients that
 read, read slowly, leave, are cancelled, are stopped by id, ask for nonsense or are killed, over gRPC and HTTP, to the
-ensemble and to the scheduler. In the first half model processes are killed, a bounded number of times; the second half
-shows whether memory grows. At the end every request must be accounted for, once, with the same outcome at its client,
-in the server's log and in its metrics. Prints progress and, as the last line, one JSON document; exits 1 when
-something was lost, told twice or differently, hung, or grew.
+ensemble and to the scheduler. Beside them hostile neighbours send bad bytes, forge what only the server's own processes
+may say, and flood. In the first half model processes are killed or hang, a bounded number of times; the second half
+shows whether memory grows. At the end every honest request must be accounted for, once, with the same outcome at its
+client, in the server's log and in its metrics, and its text must be the one that it has alone; a hostile one must have
+had an end and nothing else. Prints progress, a table and, as the last line, one JSON document; exits 1 when something
+was lost, told twice or differently, wrong, harmed, hung, obeyed, or grew.
 
     python loadtest/soak/run.py --seconds 900
 """
@@ -30,16 +32,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from soak.clients import Clients
-from soak.faults import Faults
-from soak.ledger import Audit, Ledger, audit
+from soak.faults import Faults, read_fault
+from soak.hostile import Hostile
+from soak.ledger import EXAMPLES_KEPT, Audit, Ledger, audit, hostile_faults, table
 from soak.load import Load
 from soak.memory import Growth, Memory, growth
 from soak.served import READY, Served, gauge, outcome_counts, request_lines
+from soak.solo import Solo
 from soak.tiny_model import write_tiny_model
 
 OVERLOAD = 2.0
-KILLED = ["engine", "tokenizer", "engine_calls"]
-SECONDS_PER_KILL = 100.0  # of a soak, because the server takes up to half a minute to come back
+FAULTS = "kill engine,hang scheduler,kill tokenizer,hang engine,kill engine_calls"
+SECONDS_PER_FAULT = 100.0  # of a soak, because the server takes up to half a minute to come back
 USERS = 24  # of the closed loop: more than the sequences of the engine on a CPU
 SAMPLE_EVERY_S = 1.0
 EDGE_SAMPLES = 10  # at the beginning and at the end of the flat part, whose medians are compared
@@ -55,11 +59,11 @@ class Soak:
     def __init__(self, args: argparse.Namespace, served: Served) -> None:
         self._args, self._served = args, served
         self._rng = random.Random(args.seed)
-        self._ledger = Ledger()
-        self._clients = self._new_clients()
-        self._retired: list[Clients] = []
+        self._ledger, self._hostile_ledger, self._solo = Ledger(), Ledger(), Solo()
+        self._clients, self._hostile = self._new_clients()
+        self._retired: list[Clients | Hostile] = []
         urls = {"grpc": served.grpc_url, "http": served.http_url}
-        self._load = Load(self._ledger, lambda: self._clients, urls, self._rng)
+        self._load = Load(self._ledger, lambda: self._clients, lambda: self._hostile, urls, self._rng)
         self._faults = Faults(served, self._server_is_back)
         self._memory: list[tuple[float, Memory]] = []
         self._begun_s = time.monotonic()
@@ -67,6 +71,7 @@ class Soak:
     async def run(self) -> dict[str, Any]:
         """Everything but the end of the server. Raises RuntimeError when the server does not come back."""
         args = self._args
+        await self._clients.learn_answers()
         sustainable = await self._load.sustainable_rate(USERS, args.measure_seconds)
         rate = OVERLOAD * sustainable
         self._say(f"sustains {sustainable:.1f} requests/s; offering {rate:.1f}/s for {args.seconds:.0f} s")
@@ -75,8 +80,10 @@ class Soak:
         half_s = begin_s + args.seconds / 2
         watching = asyncio.create_task(self._watch())
         jobs = [self._load.offer(rate, end_s), self._load.kill_clients(args.kill_client_every, end_s)]
-        if args.kill_models:
-            jobs.append(self._faults.run(args.kill_models, begin_s, half_s))
+        if args.hostile_every:
+            jobs.append(self._load.be_hostile(args.hostile_every, end_s))
+        if args.faults:
+            jobs.append(self._faults.run(args.faults, begin_s, half_s))
         try:
             await asyncio.gather(*jobs)
             await self._load.finish(QUIET_S + 90.0)
@@ -86,7 +93,7 @@ class Soak:
                 await watching
         left = await self._quiet()
         page = self._served.metrics()
-        for clients in (*self._retired, self._clients):
+        for clients in (*self._retired, self._clients, self._hostile):
             await clients.close()
         self._say("every client has ended")
         return {"sustainable_rps": round(sustainable, 1), "offered_rps": round(rate, 1), "left": left, "page": page}
@@ -101,16 +108,34 @@ class Soak:
     def audit(self, lines: Iterable[Mapping[str, Any]]) -> Audit:
         return audit(self._ledger.entries.values(), lines, self._faults.outages)
 
-    def killed(self) -> dict[str, int]:
-        return {"client processes": self._load.victims_killed, **Counter(self._faults.killed)}
+    def hostile_faults(self) -> list[str]:
+        return hostile_faults(self._hostile_ledger.entries.values(), self._faults.outages)
+
+    def table(self) -> list[str]:
+        return [
+            *table(self._ledger.entries.values()),
+            "",
+            *table(self._hostile_ledger.entries.values()),
+        ]
+
+    def faults(self) -> dict[str, int]:
+        return {"kill a client": self._load.victims_killed, **Counter(self._faults.done)}
+
+    def compared(self) -> int:
+        """Answers whose text was known from before."""
+        return self._solo.compared
+
+    def hostile(self) -> dict[str, int]:
+        return dict(sorted(self._hostile_ledger.counts().items()))
 
     async def _server_is_back(self) -> None:
-        self._retired.append(self._clients)  # some of its requests may not have heard the end yet
-        self._clients = self._new_clients()
+        self._retired += [self._clients, self._hostile]  # some requests may not have heard the end yet
+        self._clients, self._hostile = self._new_clients()
         self._say("the server is back")
 
-    def _new_clients(self) -> Clients:
-        return Clients(self._ledger, self._served.grpc_url, self._served.http_url, self._rng)
+    def _new_clients(self) -> tuple[Clients, Hostile]:
+        urls = self._served.grpc_url, self._served.http_url
+        return Clients(self._ledger, self._solo, *urls, self._rng), Hostile(self._hostile_ledger, *urls, self._rng)
 
     async def _quiet(self) -> float:
         """Requests that the server still holds when every client has gone; waits for 0, which takes a moment."""
@@ -171,7 +196,7 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
     found = soak.audit(itertools.chain.from_iterable(runs))
     in_metrics = outcome_counts(facts.pop("page"))
     in_log = Counter(str(line["outcome"]) for line in runs[-1])
-    faults = [*found.examples]
+    faults = [*found.examples, *soak.hostile_faults()[:EXAMPLES_KEPT]]
     if in_metrics != in_log:
         faults.append(f"the metrics of the last run say {dict(in_metrics)}, its log {dict(in_log)}")
     if facts["left"] != 0:
@@ -185,8 +210,7 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
         faults.append(f"left in /dev/shm: {leftover}")
     if exit_code != 0:
         faults.append(f"tritandem serve ended with exit code {exit_code}")
-    for fault in faults:
-        print(fault)
+    print("\n".join([*soak.table(), "", *faults]))
     document = {
         "sent": found.sent,
         "outcomes": found.outcomes,
@@ -194,10 +218,14 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
         "duplicated": found.duplicated,
         "disagreeing": found.disagreeing,
         "lost": found.lost,
+        "wrong": found.wrong,
+        "compared": soak.compared(),
+        "harmed": found.harmed,
+        "hostile": soak.hostile(),
         "rss_growth_mb": growth and growth.private_mb,
         "shm_growth_mb": growth and growth.shared_mb,
         "rss_growth_mb_by_process": growth and growth.by_process,
-        "killed": soak.killed(),
+        "faults": soak.faults(),
         "seconds": args.seconds,
         **facts,
         "ok": found.clean and not faults,
@@ -221,8 +249,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--ports", type=lambda t: [int(p) for p in t.split(",")], default=[18090, 18091, 18092],
         help="HTTP, gRPC, metrics (default: 18090,18091,18092)")  # fmt: skip
     add("--queue", type=int, default=64, help="requests that may wait (default: %(default)s)")
-    add("--kill-models", type=lambda text: [model for model in text.split(",") if model],
-        help=f"killed in turn in the first half (default: {','.join(KILLED)}, if there is time)")  # fmt: skip
+    add("--faults", type=lambda text: [read_fault(words) for words in text.split(",") if words],
+        help=f"one after the other in the first half (default: {FAULTS}, as many as there is time for)")  # fmt: skip
+    add("--hostile-every", type=float, default=2.0, help="seconds; 0: all neighbours are honest (default: %(default)s)")
     add("--kill-client-every", type=float, default=15.0, help="seconds (default: %(default)s)")
     add("--settle-seconds", type=float, help="after the last start, until memory must be flat (default: a fifteenth)")
     add("--max-rss-growth-mb", type=float, default=64.0)
@@ -231,8 +260,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--log", type=Path, metavar="FILE", help="keep Triton's log there")
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.kill_models is None:
-        args.kill_models = KILLED[: int(args.seconds / SECONDS_PER_KILL)]
+    if args.faults is None:
+        args.faults = [read_fault(words) for words in FAULTS.split(",")][: int(args.seconds / SECONDS_PER_FAULT)]
     if args.settle_seconds is None:
         args.settle_seconds = args.seconds / 15
     return args

@@ -1,6 +1,7 @@
 """`tritandem serve` as a child process, seen from outside: its processes, memory, log files and metrics.
 
-Owns the child. Reads /proc and /dev/shm; changes nothing on the server but what `kill` and `stop` do.
+Owns the child. Reads /proc and /dev/shm; changes nothing on the server but what `signal_model` and `stop`
+do.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ class Served:
         self.process.kill()
         return self.process.wait()
 
-    def kill(self, model: str) -> bool:
-        """SIGKILL for the process of one model; False when there is none."""
+    def signal_model(self, model: str, number: signal.Signals) -> bool:
+        """For the process of one model; False when there is none."""
         pids = [pid for pid, name in stub_models(self.triton_pid()).items() if name == model]
         if pids:
-            os.kill(pids[0], signal.SIGKILL)
+            os.kill(pids[0], number)
         return bool(pids)
 
     def triton_pid(self) -> int:
