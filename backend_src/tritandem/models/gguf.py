@@ -23,8 +23,6 @@ def convert(gguf_file: Path, out: Path) -> None:
     the libraries raise for a vocabulary they do not know."""
     read_gguf(gguf_file)
     # Seconds to import: a file that is none has been refused by now.
-    from transformers import AutoTokenizer
-
     from ..engine.gguf_model import load_gguf, read_gguf_config
 
     model = load_gguf(gguf_file, read_gguf_config(gguf_file))
@@ -35,19 +33,28 @@ def convert(gguf_file: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
 
-    metadata = gguf_header.read_header(gguf_file)
-    tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-    gguf_header.restore_pre_tokenizer(tokenizer.backend_tokenizer, metadata)
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    tokenizer.save_pretrained(out)
-
-    end_ids = end_token_ids(metadata)
+    save_tokenizer(gguf_file, out, model.config.max_position_embeddings)
+    end_ids = end_token_ids(gguf_header.read_header(gguf_file))
     config = model.config.to_dict()
     config.pop("_name_or_path", None)
     config.update(architectures=[type(model).__name__], dtype="float32", eos_token_id=end_ids)
     write_json(out / "config.json", config)
     token_ids = {"bos_token_id": config.get("bos_token_id"), "pad_token_id": config.get("pad_token_id")}
     write_json(out / "generation_config.json", {**token_ids, "eos_token_id": end_ids})
+
+
+def save_tokenizer(gguf_file: Path, out: Path, max_tokens: int | None = None) -> None:
+    """Write the file's tokenizer into the folder `out`. Raises ValueError for a vocabulary that is not known."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+    gguf_header.restore_tokenizer(tokenizer, gguf_header.read_header(gguf_file))
+    if max_tokens is not None:
+        tokenizer.model_max_length = max_tokens
+    tokenizer.save_pretrained(out)
+    # A class of its own would build another tokenizer from the vocabulary; tokenizer.json says all.
+    config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
+    write_json(out / "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def end_token_ids(metadata: dict[str, Any]) -> int | list[int]:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from ..contracts import ConfigError
 from ..model_facts.folder import read_folder
 from ..model_facts.token_ids import check_token_ids, check_vocabulary, vocabulary_of
-from .gguf_header import end_token_ids, read_header, restore_pre_tokenizer
+from .gguf_header import end_token_ids, read_header, restore_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def read_source(path: Path) -> TokenizerSource:
         if path.is_file():
             renderer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
             header = read_header(path)
-            restore_pre_tokenizer(renderer.backend_tokenizer, header)
+            restore_tokenizer(renderer, header)
         else:
             renderer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its many loaders raise
