@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrain
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
 from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import load_model
+from tritandem.engine.model_loader import check_model, load_model
 
 CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
 PROMPT = np.random.default_rng(3).integers(0, 131, 60)  # longer than the windows
@@ -82,6 +82,7 @@ def generated(model: PreTrainedModel) -> list[int]:
 def test_every_architecture_gives_the_tokens_of_the_model_it_was_made_from(tmp_path: Path, kind: str) -> None:
     model = built(SHAPES[kind]())
     write_gguf(tmp_path / "model.gguf", model)
+    check_model(tmp_path / "model.gguf")
     assert served(tmp_path / "model.gguf") == generated(model)
 
 
@@ -142,16 +143,18 @@ def test_what_would_be_dropped_is_refused_by_name(
     tmp_path: Path, change: Callable[[gguf.GGUFWriter], None], reason: str
 ) -> None:
     write_gguf(tmp_path / "model.gguf", reference_model("llama"), change=change)
-    with pytest.raises(ConfigError, match=reason):
-        load_model(tmp_path / "model.gguf", CPU, lambda message: None)
+    for refuse in (lambda path: load_model(path, CPU, lambda message: None), check_model):
+        with pytest.raises(ConfigError, match=reason):
+            refuse(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("absent", ["blk.1.ffn_up.weight", "token_embd.weight", "output_norm.weight"])
 def test_missing_weights_are_refused_instead_of_invented(tmp_path: Path, absent: str) -> None:
     theirs = {"blk.1.ffn_up.weight": r"model\.layers\.1\.mlp\.up_proj\.weight", "output_norm.weight": r"model\.norm"}
     write_gguf(tmp_path / "model.gguf", reference_model("llama"), without=[absent])
-    with pytest.raises(ConfigError, match=rf"weights are missing \(1\): {theirs.get(absent, absent)}"):
-        load_model(tmp_path / "model.gguf", CPU, lambda message: None)
+    for refuse in (lambda path: load_model(path, CPU, lambda message: None), check_model):
+        with pytest.raises(ConfigError, match=rf"weights are missing \(1\): {theirs.get(absent, absent)}"):
+            refuse(tmp_path / "model.gguf")
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
 from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import fix_rotary_context, load_model, resolve_device, resolve_dtype
+from tritandem.engine.model_loader import check_model, fix_rotary_context, load_model, resolve_device, resolve_dtype
 from tritandem.engine.service import build_engine
 from tritandem.engine.support import UnsupportedModel
 
@@ -160,8 +160,14 @@ def test_missing_weights_are_refused_instead_of_invented(tmp_path: Path) -> None
     weights = dict(reference_model("llama").state_dict())
     del weights["model.layers.1.mlp.up_proj.weight"]
     reference_model("llama").save_pretrained(tmp_path, state_dict=weights)
-    with pytest.raises(ConfigError, match=r"weights are missing \(1\): model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(tmp_path, CPU, silent)
+    _refused(tmp_path, r"weights are missing \(1\): model\.layers\.1\.mlp\.up_proj\.weight")
+
+
+def _refused(folder: Path, reason: str) -> None:
+    """When it is loaded, and when its files are looked at."""
+    for refuse in (lambda path: load_model(path, CPU, silent), check_model):
+        with pytest.raises(ConfigError, match=reason):
+            refuse(folder)
 
 
 def _with_config(folder: Path, **changes: Any) -> None:
@@ -190,8 +196,7 @@ def test_weights_that_the_configuration_has_no_use_for_are_refused(
 ) -> None:
     reference_model("llama").save_pretrained(tmp_path)
     change(tmp_path)
-    with pytest.raises(ConfigError, match=rf"weights are not used by the model .* {named}"):
-        load_model(tmp_path, CPU, silent)
+    _refused(tmp_path, rf"weights are not used by the model .* {named}")
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
@@ -206,6 +211,7 @@ def test_what_follows_from_the_configuration_may_stand_in_the_file(tmp_path: Pat
     save_file({**weights, name: further}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = load_model(tmp_path, CPU, silent).model
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    check_model(tmp_path)
 
 
 def test_layers_that_the_architecture_ignores_by_declaration_are_no_reason_to_refuse(tmp_path: Path) -> None:
@@ -222,13 +228,13 @@ def test_layers_that_the_architecture_ignores_by_declaration_are_no_reason_to_re
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     _with_weight(tmp_path, "model.layers.92.eh_proj.weight")
     assert load_model(tmp_path, CPU, silent).layers
+    check_model(tmp_path)
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
     reference_model("llama").save_pretrained(tmp_path)
     _with_config(tmp_path, intermediate_size=64)
-    with pytest.raises(ConfigError, match=r"another shape .*down_proj\.weight \(48, 80\) instead of \(48, 64\)"):
-        load_model(tmp_path, CPU, silent)
+    _refused(tmp_path, r"another shape .*down_proj\.weight \(48, 80\) instead of \(48, 64\)")
 
 
 def test_devices_and_dtypes_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""`tritandem model fetch | list | path`: the models that can be had by name."""
+"""`tritandem model fetch | list | path | show`: the models that can be had by name, and what is in one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from tritandem.host import Refusal
 from tritandem.models.catalog import CATALOG, DEFAULT_MODEL
 from tritandem.models.fetch import fetch, fetched
 
+from . import model_show
 from .narrator import Narrator
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("model", help="fetch and find models", description="Fetch and find models.")
-    actions = parser.add_subparsers(required=True, metavar="fetch|list|path")
+    about = "fetch, find and look into models"
+    parser = subparsers.add_parser("model", help=about, description=f"{about.capitalize()}.")
+    actions = parser.add_subparsers(required=True, metavar="fetch|list|path|show")
     fetch_parser = actions.add_parser("fetch", help="download, check and convert; prints the folder")
     fetch_parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, help="default: %(default)s")
     fetch_parser.set_defaults(run=run_fetch)
@@ -22,6 +24,7 @@ def add_parser(subparsers: Any) -> None:
     path_parser = actions.add_parser("path", help="the folder of a fetched model")
     path_parser.add_argument("name", nargs="?", default=DEFAULT_MODEL, help="default: %(default)s")
     path_parser.set_defaults(run=run_path)
+    model_show.add_parser(actions)
 
 
 def run_fetch(args: argparse.Namespace) -> int:

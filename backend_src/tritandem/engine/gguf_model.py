@@ -7,6 +7,7 @@ How each architecture's weights are laid out is transformers' knowledge, how typ
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,45 @@ def load_gguf(
     return model
 
 
+def check_gguf(path: Path, config: PreTrainedConfig, **options: Any) -> None:
+    """Everything that `load_gguf` refuses and that can be told without the weights. Raises ConfigError."""
+    header = read_gguf(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, **options)
+    processor = _processor(header, model)
+    names = _model_names(header, model, processor)
+    made = {names[key] for tensor in header.tensors if (key := _key(tensor, names)) is not None}
+    needed = {processor.preprocess_name(weight) for weight in model.state_dict()} - set(model.all_tied_weights_keys)
+    refuse_names(path, "are missing", needed - made)
+    _refuse_unused(path, header, names)
+
+
+def _processor(header: GgufHeader, model: PreTrainedModel) -> TensorProcessor:
+    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+
+
+def _key(tensor: GgufTensor, names: Mapping[str, str]) -> str | None:
+    """Under which `names` has it: stacked experts go by a name without the suffix, and several into one weight."""
+    return next((key for key in (tensor.name, tensor.name.removesuffix(".weight")) if key in names), None)
+
+
+def _refuse_unused(path: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
+    without = [tensor.name for tensor in header.tensors if _key(tensor, names) is None]
+    unused = set(without) - _FREQUENCIES
+    refuse_names(path, "are not used by the model that its header describes", unused)
+
+
 def _read_weights(
     path: Path, header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Every tensor of the file under the model's names. Raises ConfigError for those that the model has no use for."""
-    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+    processor = _processor(header, model)
     names = _model_names(header, model, processor)
+    _refuse_unused(path, header, names)
     weights: dict[str, torch.Tensor] = {}
-    unused = []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for tensor in header.tensors:
-            # Stacked experts go by a name without the suffix, and more than one into one weight.
-            if tensor.name not in names and tensor.name.removesuffix(".weight") not in names:
-                unused += [] if tensor.name in _FREQUENCIES else [tensor.name]
+            if _key(tensor, names) is None:
                 continue
             result = processor.process(
                 weights=_unpack(path, data, tensor),
@@ -75,7 +102,6 @@ def _read_weights(
             )
             if result.name is not None:
                 weights[names[result.name]] = torch.from_numpy(np.array(result.weights)).to(dtype)
-    refuse_names(path, "are not used by the model that its header describes", unused)
     return weights
 
 

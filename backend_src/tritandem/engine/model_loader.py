@@ -22,7 +22,7 @@ from ..model_facts.folder import read_folder
 from ..model_facts.token_ids import check_token_ids
 from ..model_facts.weight_files import read_weights
 from .forward import ATTENTION_NAME, LayerShape
-from .gguf_model import load_gguf, read_gguf_config
+from .gguf_model import check_gguf, load_gguf, read_gguf_config
 from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
 
@@ -102,6 +102,40 @@ def read_config(path: Path) -> PreTrainedConfig:
     return config
 
 
+def check_model(path: Path) -> None:
+    """Everything about a folder or GGUF file that makes `load_model` refuse it and that needs no weight's value: what
+    its attention computes is left to be seen. Raises ConfigError."""
+    config = read_config(path)
+    try:
+        if path.suffix == ".gguf":
+            check_gguf(path, config, attn_implementation=ATTENTION_NAME)
+            return
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    except KeyError as error:
+        _refuse_attention(config, error)
+        raise
+    weights = read_weights(path)
+    if weights is None:
+        return
+    _, report = type(empty).from_pretrained(
+        None,
+        config=config,
+        state_dict={name: torch.empty(weight.shape, device="meta") for name, weight in weights.items()},
+        device_map={"": "meta"},
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    refuse_report(path, report)
+
+
+def _refuse_attention(config: PreTrainedConfig, error: KeyError) -> None:
+    """Raises UnsupportedModel for the error of modelling code that looks for our attention in a list of its own."""
+    if error.args == (ATTENTION_NAME,):
+        reason = "its modelling code does not use transformers' attention interface"
+        raise UnsupportedModel(f"{config.model_type}: {reason}") from None
+
+
 def _source(path: Path) -> str:
     """What `from_pretrained` takes: a folder or a hub id."""
     if path.is_dir():
@@ -137,9 +171,7 @@ def _build(
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"{path}: the weights do not fit into the memory of {device}") from error
     except KeyError as error:
-        if error.args == (ATTENTION_NAME,):
-            reason = "its modelling code does not use transformers' attention interface"
-            raise UnsupportedModel(f"{model_config.model_type}: {reason}") from None
+        _refuse_attention(model_config, error)
         raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error!r}") from error
     except ConfigError:
         raise

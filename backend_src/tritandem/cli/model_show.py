@@ -1,0 +1,123 @@
+"""`tritandem model show`: what a model's files say, and whether they can be served, without loading a weight."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tritandem.contracts import ConfigError
+from tritandem.host import Refusal
+from tritandem.models.catalog import CATALOG
+from tritandem.models.fetch import fetched
+
+EXIT_SERVED, EXIT_NOT_SERVED = 0, 1
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def add_parser(actions: Any) -> None:
+    parser = actions.add_parser(
+        "show",
+        help="what a model's files say, and whether it can be served",
+        description="What a model's files say, without loading them, and whether it can be served: exit code 0 or 1. "
+        "Seconds, most of them for importing torch.",
+    )
+    parser.add_argument("model", metavar="DIR|GGUF|NAME", help="a folder, a GGUF file, or the name of a fetched model")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises Refusal for a model that is not there, ConfigError for files that cannot be read at all."""
+    path = locate(args.model)
+    facts = summary(path)
+    if not args.json:
+        print("\n".join(lines(path, facts)), flush=True)
+    reason = why_not_served(path)
+    if args.json:
+        print(json.dumps({"path": str(path), **facts, "served": reason is None, "reason": reason}))
+    else:
+        known = "yes, by all that its files say; what its attention computes is checked when it is loaded"
+        print(_line("can be served", known if reason is None else f"no: {reason}"))
+    return EXIT_SERVED if reason is None else EXIT_NOT_SERVED
+
+
+def locate(spec: str) -> Path:
+    """The folder or GGUF file, as it lies on the disk. Raises Refusal."""
+    path = Path(spec).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path.resolve()
+    if spec in CATALOG:
+        if (folder := fetched(spec)) is None:
+            raise Refusal(f"model {spec} is not in the cache", f"run: tritandem model fetch {spec}")
+        return folder
+    raise Refusal(
+        f"model {spec!r} is neither a folder nor a .gguf file", f"or give a name: {', '.join(sorted(CATALOG))}"
+    )
+
+
+def summary(path: Path) -> dict[str, Any]:
+    from tritandem.model_facts.summary import summary_of_folder, summary_of_gguf
+
+    if path.is_dir():
+        return summary_of_folder(path)
+    from tritandem.model_facts.gguf_header import read_gguf
+    from tritandem.tokenizer.gguf_header import end_token_ids
+
+    return summary_of_gguf(path, end_token_ids(read_gguf(path).values))
+
+
+def why_not_served(path: Path) -> str | None:
+    """The reason in one line; None: nothing speaks against it."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    from tritandem.model_facts import check_folder
+
+    try:
+        if path.is_dir():
+            check_folder(path)
+        from tritandem.engine.model_loader import check_model
+
+        check_model(path)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def lines(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+    """For a person; what the files do not say is left out."""
+    stated = {name: value for name, value in facts.items() if value not in (None, {}, [], 0)}
+    yield _line("model", f"{path} ({facts['format']})")
+    sizes = ("layers", "hidden_size", "attention_heads", "key_value_heads", "head_size", "experts")
+    words = [
+        str(facts["architecture"]),
+        *(f"{name.replace('_', ' ')} {stated[name]}" for name in sizes if name in stated),
+    ]
+    yield _line("architecture", ", ".join(words))
+    if "parameters" in stated:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in facts["weights"].items())
+        yield _line("weights", f"{facts['parameters']:,} values in {facts['weight_bytes'] / 1e6:,.1f} MB: {kinds}")
+    heads = {True: "the embedding once more", False: "weights of its own", None: "not said"}
+    yield _line("head", heads[facts["tied_head"]])
+    yield _line("context", f"{facts['context_tokens']} tokens" if "context_tokens" in stated else "not said")
+    yield _line("vocabulary", f"{facts['vocabulary_rows']} rows, {facts['tokens']} tokens")
+    yield _line("end ids", ", ".join(map(str, facts["end_ids"])) or "none")
+    yield _line("rope", _pairs(facts["rope"]) or "not said")
+    yield _line("sliding window", f"{stated['sliding_window']} tokens" if "sliding_window" in stated else "none")
+    if "quantization" in stated:
+        yield _line("quantization", facts["quantization"])
+    chars = facts["chat_template_chars"]
+    yield _line("chat template", f"{chars} characters" if chars else "none: chats are refused")
+    yield _line("its own sampling", _pairs(facts["generation_defaults"]) or "not said")
+    if "tokens_without_row" in stated:
+        yield _line("tokens without a row", ", ".join(facts["tokens_without_row"]))
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _line(label: str, value: str) -> str:
+    return f"{label:<21} {value}"

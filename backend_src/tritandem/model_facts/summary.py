@@ -1,0 +1,107 @@
+"""What a model's files say, in one flat dictionary for a person or a program. Nothing is loaded.
+
+An entry that the files say nothing about is None: a default of the model's class then holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .folder import ModelFolder, read_folder
+from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
+from .token_ids import read_vocabulary, tokens_without_row
+from .weight_files import read_weights
+
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+_ROPE_NAMES = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
+
+
+def summary_of_folder(path: Path) -> dict[str, Any]:
+    """Raises ConfigError for files that cannot be read."""
+    folder, vocabulary, weights = read_folder(path), read_vocabulary(path), read_weights(path) or {}
+    text, eos = folder.text, folder.tokenizer_config.get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    kinds = Counter(weight.kind for weight in weights.values())
+    return {
+        "format": "folder",
+        "architecture": text.get("model_type"),
+        "layers": text.get("num_hidden_layers"),
+        "hidden_size": text.get("hidden_size"),
+        "attention_heads": text.get("num_attention_heads"),
+        "key_value_heads": text.get("num_key_value_heads"),
+        "head_size": text.get("head_dim"),
+        "experts": text.get("num_experts", text.get("num_local_experts", text.get("n_routed_experts"))),
+        "context_tokens": folder.context_tokens,
+        "vocabulary_rows": folder.vocab_size,
+        "tokens": vocabulary.size if vocabulary else None,
+        "end_ids": list(folder.end_ids(vocabulary.ids.get(eos) if vocabulary and eos else None)),
+        "rope": _rope(folder),
+        "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
+        "tied_head": _tied(folder, weights),
+        "weights": dict(kinds.most_common()),
+        "parameters": sum(weight.elements for weight in weights.values()) or None,
+        "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
+        "quantization": (folder.config.get("quantization_config") or {}).get("quant_method"),
+        "chat_template_chars": sum(map(len, folder.chat_templates[:1])),
+        "generation_defaults": {name: folder.generation[name] for name in _SAMPLING if name in folder.generation},
+        "tokens_without_row": tokens_without_row(folder, vocabulary) if vocabulary else [],
+    }
+
+
+def summary_of_gguf(path: Path, end_ids: tuple[int, ...]) -> dict[str, Any]:
+    """`end_ids`: what the vocabulary's reader makes of the header. Raises ConfigError."""
+    header = read_gguf(path)
+    stated = header.of_architecture()
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    kinds = Counter(kind_name(tensor.kind) for tensor in header.tensors)
+    return {
+        "format": "GGUF file",
+        "architecture": header.architecture,
+        "layers": stated.get("block_count"),
+        "hidden_size": stated.get("embedding_length"),
+        "attention_heads": stated.get("attention.head_count"),
+        "key_value_heads": stated.get("attention.head_count_kv"),
+        "head_size": stated.get("attention.key_length"),
+        "experts": stated.get("expert_count"),
+        "context_tokens": stated.get("context_length"),
+        "vocabulary_rows": shapes.get("token_embd.weight", (stated.get("vocab_size"),))[0],
+        "tokens": header.lengths.get("tokenizer.ggml.tokens"),
+        "end_ids": list(end_ids),
+        "rope": _gguf_rope(header),
+        "sliding_window": stated.get("attention.sliding_window"),
+        "tied_head": "output.weight" not in shapes,
+        "weights": dict(kinds.most_common()),
+        "parameters": sum(tensor.elements for tensor in header.tensors),
+        "weight_bytes": sum(map(tensor_bytes, header.tensors)),
+        "quantization": None,
+        "chat_template_chars": len(header.values.get("tokenizer.chat_template", "")),
+        "generation_defaults": _below(header.values, "general.sampling."),
+        "tokens_without_row": [],
+    }
+
+
+def _tied(folder: ModelFolder, weights: Mapping[str, Any]) -> bool | None:
+    stated = folder.text.get("tie_word_embeddings", folder.config.get("tie_word_embeddings"))
+    if stated is None and weights:
+        return "lm_head.weight" not in weights
+    return None if stated is None else bool(stated)
+
+
+def _rope(folder: ModelFolder) -> dict[str, Any]:
+    text = folder.text
+    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    stated = {name: text[name] for name in ("rope_theta",) if name in text}
+    nested = {kind: part for kind, part in given.items() if isinstance(part, dict)}
+    return stated | (nested or {name: given[name] for name in _ROPE_NAMES if name in given})
+
+
+def _gguf_rope(header: GgufHeader) -> dict[str, Any]:
+    tensors = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_")]
+    return _below(header.of_architecture(), "rope.") | ({"tensors": tensors} if tensors else {})
+
+
+def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}

@@ -1,0 +1,134 @@
+"""`model show` says what the files say and whether they can be served, and reads no weight for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFWriter
+from transformers import AutoModelForCausalLM, LlamaConfig
+from tritandem.cli.main import main
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+}
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["model", "show", *arguments])
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
+    return tmp_path
+
+
+def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = shown(capsys, str(folder))
+    said = {line[:21].strip(): line[22:] for line in out.splitlines()}
+    assert code == 0
+    assert said["architecture"].startswith("llama, layers 2, hidden size 32, attention heads 4, key value heads 2")
+    assert said["context"] == "128 tokens"
+    assert said["end ids"] == "2, 7"
+    assert said["rope"] == "rope_type linear, rope_theta 10000.0, factor 4.0"
+    assert said["head"] == "the embedding once more"
+    assert said["its own sampling"] == "temperature 0.6"
+    assert said["chat template"] == "none: chats are refused"
+    assert said["can be served"].startswith("yes")
+
+
+def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = shown(capsys, str(folder), "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["served"], facts["reason"], facts["end_ids"], facts["vocabulary_rows"]) == (True, None, [2, 7], 97)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    assert facts["parameters"] == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 3}, "weights are missing (9): model.layers.2."),
+        ({"num_hidden_layers": 1}, "weights are not used by the model that the configuration describes (9)"),
+        ({"eos_token_id": 97}, "config.json: eos_token_id: given 97"),
+        ({"model_type": "mamba"}, "mamba"),
+    ],
+)
+def test_why_it_cannot_be_served(
+    folder: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], reason: str
+) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+    code, out = shown(capsys, str(folder))
+    assert code == 1
+    assert out.splitlines()[-1].startswith("can be served         no: ")
+    assert reason in out.splitlines()[-1]
+
+
+def test_weights_of_any_size_are_only_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More of them than a machine holds, in a file that takes no room."""
+    config = LlamaConfig(hidden_size=32768, intermediate_size=131072, num_attention_heads=256, num_hidden_layers=48)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config).state_dict()
+    entries, end = {}, 0
+    for name, weight in weights.items():
+        entries[name] = {"dtype": "F32", "shape": list(weight.shape), "data_offsets": [end, end + 4 * weight.numel()]}
+        end += 4 * weight.numel()
+    header = json.dumps(entries).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+    code, out = shown(capsys, str(tmp_path))
+    assert code == 0
+    assert end > 1 << 41
+    assert f"{end // 4:,} values in {end / 1e6:,.1f} MB" in out
+
+
+def test_a_gguf_file_without_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = GGUFWriter(tmp_path / "part.gguf", "llama")
+    writer.add_context_length(4096)
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages }}")
+    writer.add_tensor("token_embd.weight", torch.zeros(97, 32).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    code, out = shown(capsys, str(tmp_path / "part.gguf"))
+    assert code == 1
+    assert "context               4096 tokens" in out
+    assert "chat template         14 characters" in out
+    assert "weights are missing (10): model.layers.0." in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [("absent", "model 'absent' is neither a folder nor a .gguf file"), ("smollm2", "smollm2 is not in the cache")],
+)
+def test_a_model_that_is_not_there_is_named(
+    spec: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["model", "show", spec]) == 2
+    assert complaint in capsys.readouterr().err
