@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 from fakes.engine_port import FakeEngine
 from fakes.scheduling import Start, request, wait_until
@@ -35,18 +37,28 @@ def test_a_call_is_charged_for_the_threads_it_wakes_but_never_more_than_it_took(
 def test_everybody_has_a_turn_and_the_ended_leave() -> None:
     ring, tickets = Ring(), [ticket(i) for i in range(3)]
     for one in tickets:
-        ring.add(one)
+        ring.add(ref(one))
     assert [ring.next() for _ in range(4)] == [*tickets, tickets[0]]
     tickets[1].life.end(CLIENT_GONE)
     assert [ring.next() for _ in range(3)] == [tickets[2], tickets[0], tickets[2]]
     assert len(ring) == 2
 
 
+def test_a_request_that_is_over_is_not_kept_until_its_turn() -> None:
+    ring, waiting = Ring(), ticket(0)
+    ring.add(ref(waiting))
+    refused = [ref(ticket(i)) for i in range(1, 100)]
+    for entry in refused:
+        ring.add(entry)
+    assert not any(entry() for entry in refused)
+    assert [ring.next(), ring.next(), len(ring)] == [waiting, waiting, 1]
+
+
 def test_neighbours_of_one_that_has_gone_are_asked_at_once() -> None:
     ring = Ring()
     tickets = [ticket(i, tenant="dead" if i % 2 else "alive") for i in range(10)]
     for one in tickets:
-        ring.add(one)
+        ring.add(ref(one))
     ring.next()
     gone = ring.next()
     assert gone is tickets[1]

@@ -55,6 +55,19 @@ def test_a_slow_path_makes_responses_longer_and_loses_nothing(start: Start) -> N
     assert sink.text == text_of(answer_tokens(3, 200))
 
 
+def test_log_probabilities_count_as_what_waits_for_a_slow_reader(start: Start) -> None:
+    gate = threading.Event()
+    engine, sink = FakeEngine(), RecordingSink(before_send=lambda chunk: gate.wait(5.0))
+    running = start([engine], max_buffered_chars=10_000)
+    output = OutputOptions(stream=True, logprobs=True)
+    running.service.submit(request(3, max_tokens=2000, output=output), sink)
+    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.FAILED) == 1)
+    gate.set()
+    sink.wait_end()
+    assert "reads too slowly" in str(sink.error)
+    assert sum(len(chunk.logprobs) for chunk in sink.chunks) < 200
+
+
 def test_a_first_answer_overtakes_the_rest(start: Start) -> None:
     """One sender, held inside a response: a newcomer queued last goes before two that have answered already."""
     gate, order = threading.Event(), []

@@ -12,7 +12,7 @@ from tritandem.scheduler.policy.fair_share import band, opening_balance
 from tritandem.scheduler.policy.order import first, order
 from tritandem.scheduler.policy.prefix import MAX_HEAD_START_NS, head_start_ns
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting
-from tritandem.scheduler.waiting_queue import WaitingQueue
+from tritandem.scheduler.waiting_queue import ACCOUNTS_KEPT, OUTDATED_KEPT, WaitingQueue
 
 S = 1_000_000_000
 POLICY = PolicyConfig(ageing_ns=10 * S)
@@ -167,3 +167,26 @@ def test_a_tenant_that_comes_back_from_idleness_has_no_credit() -> None:
         queue.take(number)
         picked.append(number >= 100)
     assert 8 <= sum(picked) <= 12, "it shares from now on; it does not catch up 50,000 tokens"
+
+
+def test_names_that_tenants_make_up_leave_nothing_behind() -> None:
+    queue: WaitingQueue[int] = WaitingQueue(PolicyConfig(ageing_ns=10**15))
+    queue.push(Waiting(0, PriorityClass.NORMAL, "served most", 0, None, 10**9), 0, 0)
+    queue.take(0)
+    for number in range(1, 6 * ACCOUNTS_KEPT):
+        queue.push(Waiting(number, PriorityClass.NORMAL, f"t{number}", number, None, 9), number, number)
+        assert queue.peek(number) == number
+        queue.take(number)
+        assert len(queue._served_tokens) <= 2 * ACCOUNTS_KEPT + 1
+    assert queue.served_tokens()["served most"] == 10**9
+
+
+def test_requests_that_leave_the_queue_unserved_leave_nothing_behind() -> None:
+    queue: WaitingQueue[int] = WaitingQueue(PolicyConfig(ageing_ns=10**15))
+    queue.push(Waiting(0, PriorityClass.NORMAL, "t", 0, None, 9), 0, 0)
+    for number in range(1, 10 * OUTDATED_KEPT):
+        queue.push(Waiting(number, PriorityClass.NORMAL, "t", number, None, 9), number, number)
+        queue.remove(number)
+    assert len(queue._lifts) < 2 * OUTDATED_KEPT
+    assert sum(len(heap) for level in queue._levels.values() for heap in level.heaps.values()) < 2 * OUTDATED_KEPT
+    assert queue.peek(10**6) == 0

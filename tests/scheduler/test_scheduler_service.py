@@ -14,7 +14,7 @@ from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
 from tritandem.contracts import Chunk, FinishCode, LoadSnapshot, Outcome, PriorityClass
 from tritandem.scheduler import SchedulerService, core
-from tritandem.scheduler.core import DEADLINES_KEPT
+from tritandem.scheduler.core import DUES_KEPT
 from tritandem.scheduler.early_stops import MAX_REMEMBERED, EarlyStops
 from tritandem.scheduler.ports import SchedulerSnapshot
 from tritandem.telemetry.heartbeat import Busy
@@ -158,12 +158,12 @@ def test_deadlines_of_requests_that_ended_in_time_are_not_kept_for_ever(start: S
     running = start([FakeEngine()], max_queued_requests=10_000)
     core = running.service._core
     far_ns = time.monotonic_ns() + 10**12
-    sinks = [RecordingSink() for _ in range(DEADLINES_KEPT + 200)]
+    sinks = [RecordingSink() for _ in range(DUES_KEPT + 200)]
     for i, sink in enumerate(sinks):
         running.service.submit(request(i + 1, max_tokens=1, deadline_ns=far_ns), sink)
     for sink in sinks:
         sink.wait_end(10.0)
-    wait_until(lambda: len(core._deadlines) < DEADLINES_KEPT)
+    wait_until(lambda: len(core._dues) < DUES_KEPT and not core._due)
 
 
 def test_a_damaged_book_is_found(start: Start) -> None:

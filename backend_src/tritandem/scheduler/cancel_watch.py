@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from weakref import ReferenceType, ref
 
 from .lifecycle import State
 from .ticket import Ticket
@@ -40,28 +41,28 @@ def questions(streams: int, cost_s: float, poll_s: float, budget_share: float, e
 
 
 class Ring:
-    """Whom to ask next. Not thread-safe; entries that have ended leave when their turn comes."""
+    """Whom to ask next. Not thread-safe; entries that have ended leave when their turn comes, and keep nothing alive
+    until then: a round may take long, and a flood of refused requests with long prompts stands in it."""
 
     def __init__(self) -> None:
-        self._turn: deque[Ticket] = deque()
-        self._at_once: deque[Ticket] = deque()
+        self._turn: deque[ReferenceType[Ticket]] = deque()
+        self._at_once: deque[ReferenceType[Ticket]] = deque()
 
     def __len__(self) -> int:
         return len(self._turn)
 
-    def add(self, ticket: Ticket) -> None:
-        self._turn.append(ticket)
+    def add(self, entry: ReferenceType[Ticket]) -> None:
+        self._turn.append(entry)
 
     def next(self) -> Ticket | None:
         """The next open request; it stays in the ring."""
         while self._at_once:
-            ticket = self._at_once.popleft()
-            if ticket.life.state is not State.ENDED:
+            if (ticket := _open(self._at_once.popleft())) is not None:
                 return ticket
         while self._turn:
-            ticket = self._turn.popleft()
-            if ticket.life.state is not State.ENDED:
-                self._turn.append(ticket)
+            entry = self._turn.popleft()
+            if (ticket := _open(entry)) is not None:
+                self._turn.append(entry)
                 return ticket
         return None
 
@@ -70,8 +71,15 @@ class Ring:
         if not self._at_once:
             tenant = gone.request.tenant
             self._at_once.extend(
-                ticket for ticket in self._turn if ticket.request.tenant == tenant and ticket is not gone
+                entry
+                for entry in self._turn
+                if (ticket := entry()) is not None and ticket.request.tenant == tenant and ticket is not gone
             )
+
+
+def _open(entry: ReferenceType[Ticket]) -> Ticket | None:
+    ticket = entry()
+    return None if ticket is None or ticket.life.state is State.ENDED else ticket
 
 
 class CancelWatch:
@@ -79,7 +87,7 @@ class CancelWatch:
 
     def __init__(self, poll_s: float, budget_share: float, on_gone: Callable[[Ticket], object]) -> None:
         self._poll_s, self._budget_share, self._on_gone = poll_s, budget_share, on_gone
-        self._arrived: deque[Ticket] = deque()
+        self._arrived: deque[ReferenceType[Ticket]] = deque()
         self._ring = Ring()
         self._mean_cost_s = 0.0001
         self._wake = threading.Event()
@@ -91,7 +99,7 @@ class CancelWatch:
 
     def watch(self, ticket: Ticket) -> None:
         """From any thread."""
-        self._arrived.append(ticket)
+        self._arrived.append(ref(ticket))
         if not self._wake.is_set():
             self._wake.set()
 

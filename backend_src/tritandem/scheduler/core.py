@@ -39,7 +39,7 @@ from .recent_pace import RecentPace
 from .ticket import NO_SEQUENCE, Ticket
 from .waiting_queue import WaitingQueue
 
-DEADLINES_KEPT = 1024
+DUES_KEPT = 1024
 MAX_SUBMISSIONS = 3  # a request that has seen this many engines fail is likely the reason
 HOUSEKEEPING_NS = 250_000_000
 OUTAGE_GRACE_NS = 500_000_000  # without any engine this long, what waits is failed
@@ -62,7 +62,8 @@ class SchedulerCore:
         self._queued_of: dict[tuple[str, PriorityClass], QueueState] = {}  # by tenant and class; those that wait
         self._pace = RecentPace()
         self._limits = AdmissionLimits(config.max_queued_requests, config.max_queued_tokens)
-        self._deadlines: list[tuple[int, int, Ticket]] = []
+        self._due: dict[int, Ticket] = {}  # by number: those that have a time to end by, and have not ended
+        self._dues: list[tuple[int, int]] = []  # when, number; no request is kept alive by what is left of it here
         self._blocked = False  # the first of the queue has found no room
         self._hold_until_ns = 0  # end of the tick in which arrivals are merged
         self._handed_over_ns = 0
@@ -98,7 +99,8 @@ class SchedulerCore:
         if ticket.deadline_ns is None and self._config.default_deadline_s > 0:
             ticket.deadline_ns = ticket.received_ns + int(self._config.default_deadline_s * 1e9)
         if (due_ns := self._due_ns(ticket)) is not None:
-            heapq.heappush(self._deadlines, (due_ns, ticket.number, ticket))
+            self._due[ticket.number] = ticket
+            heapq.heappush(self._dues, (due_ns, ticket.number))
         ticket.prefix_salt = tenant_salt(request.tenant, self._config.prefix_cache_scope)
         if self._config.prefix_affinity:
             ticket.prefix_hashes = prefix_hashes(request.input_ids, ticket.prefix_salt)
@@ -123,6 +125,7 @@ class SchedulerCore:
         """Whoever ended it: give back its place, and tell the engine unless the engine said so itself."""
         ending, entry = ticket.life.ending, ticket.entry
         assert ending is not None
+        self._due.pop(ticket.number, None)
         if entry is None:
             return  # refused on arrival
         self._demand.ended(ticket.request.priority)
@@ -181,17 +184,18 @@ class SchedulerCore:
     def pause_s(self, now_ns: int) -> float:
         """How long the scheduling thread may sleep if no message comes."""
         due_ns = self._housekeeping_ns
-        if self._deadlines:
-            due_ns = min(due_ns, self._deadlines[0][0])
+        if self._dues:
+            due_ns = min(due_ns, self._dues[0][0])
         if self._queue:
             due_ns = min(due_ns, max(self._hold_until_ns, now_ns + RETRY_NS) if self._blocked else self._hold_until_ns)
         return max(0.0, (due_ns - now_ns) / 1e9)
 
     def work(self, now_ns: int) -> None:
         """Whatever is due: deadlines, limits and health, then dispatch."""
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, _, ticket = heapq.heappop(self._deadlines)
-            self._expire(ticket)
+        while self._dues and self._dues[0][0] <= now_ns:
+            _, number = heapq.heappop(self._dues)
+            if number in self._due:
+                self._expire(self._due[number])
         if now_ns >= self._housekeeping_ns:
             self._housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house(now_ns)
@@ -248,9 +252,9 @@ class SchedulerCore:
         return self._queue.peek(now_ns) if passed_over is None else self._queue.peek_above(passed_over, now_ns)
 
     def _keep_house(self, now_ns: int) -> None:
-        if len(self._deadlines) > DEADLINES_KEPT:  # those of requests that ended in time
-            self._deadlines = [entry for entry in self._deadlines if entry[2].life.state is not State.ENDED]
-            heapq.heapify(self._deadlines)
+        if len(self._dues) > DUES_KEPT + 2 * len(self._due):  # those of requests that ended in time
+            self._dues = [entry for entry in self._dues if entry[1] in self._due]
+            heapq.heapify(self._dues)
         answer_ns, silence_ns = self._config.engine_answer_s * 1e9, self._config.engine_silence_s * 1e9
         for book in self._up():
             link, started_ns = book.link, book.link.call_started_ns

@@ -68,10 +68,11 @@ class TokenRouter:
                         text += self._text.flush(ticket.text_state)
                 if ticket.blank or ending is not None:
                     self._note(ticket, batch, row)
+                logprobs: list[TokenLogprob] = []
                 if ticket.wants_logprobs and batch.logprobs is not None:
-                    add_logprobs(ticket, batch, row, used)
+                    logprobs = take_logprobs(ticket, batch, row, used)
                 if text or used:
-                    desk.append(ticket, text, used)
+                    desk.append(ticket, text, used, logprobs)
                 if ending is not None:  # still under the lock: text and end go out in one response
                     desk.end_locked(ticket, ending)
                     routes.pop(all_ids[row], None)
@@ -115,17 +116,20 @@ def text_tokens(batch: TokenBatch, rows: list[int]) -> tuple[Int32Array, Int32Ar
     return batch.tokens[keep_tokens], (counts - stop_rows).astype(np.int32)[keep_rows]
 
 
-def add_logprobs(ticket: Ticket, batch: TokenBatch, row: int, used: int) -> None:
-    """Log-probabilities of the first `used` tokens of a row, with alternatives where they came."""
+def take_logprobs(ticket: Ticket, batch: TokenBatch, row: int, used: int) -> list[TokenLogprob]:
+    """Log-probabilities of the first `used` tokens of a row, with alternatives where they came; none where only their
+    sum was asked for, which is counted here."""
     assert batch.logprobs is not None
     start = int(batch.token_counts[:row].sum())
     chosen = batch.logprobs[start : start + used].tolist()
     ticket.cumulative_logprob += sum(chosen)
     if not ticket.request.output.logprobs:
-        return
+        return []
+    logprobs = []
     for i, logprob in enumerate(chosen, start):
         top: tuple[tuple[int, float], ...] = ()
         if batch.top_ids is not None and batch.top_logprobs is not None:
             pairs = zip(batch.top_ids[i].tolist(), batch.top_logprobs[i].tolist(), strict=True)
             top = tuple((token_id, value) for token_id, value in pairs if token_id >= 0)
-        ticket.logprobs.append(TokenLogprob(int(batch.tokens[i]), logprob, top))
+        logprobs.append(TokenLogprob(int(batch.tokens[i]), logprob, top))
+    return logprobs

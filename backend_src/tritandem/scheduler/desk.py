@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..contracts import EngineFailed, Outcome, TokenLogprob
 from .lifecycle import Ending, State, ended_by_error
 from .ticket import Ticket
+
+CHARS_OF_LOGPROB = 64  # of a token and its number, rank and text, as clients get it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,16 @@ class Desk:
 
     # Caller holds the lock ------------------------------------------------------------------------
 
-    def append(self, ticket: Ticket, text: str, tokens: int) -> None:
-        """Text of a running request; a reader too slow for the bounded buffer ends as FAILED."""
+    def append(self, ticket: Ticket, text: str, tokens: int, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Text of a running request; a reader too slow for the bounded buffer ends as FAILED. Log-probabilities count
+        as the text that they become, and go out with the next."""
         ticket.tokens += tokens
-        if not text:
-            return
-        ticket.texts.append(text)
-        ticket.chars += len(text)
-        self.buffered_chars += len(text)
+        chars = len(text) + sum(CHARS_OF_LOGPROB * (1 + len(one.top)) for one in logprobs)
+        ticket.logprobs += logprobs
+        ticket.chars += chars
+        self.buffered_chars += chars
+        if text:
+            ticket.texts.append(text)
         if not ticket.request.output.stream:
             return
         if ticket.chars > self._max_buffered_chars:
@@ -60,7 +64,7 @@ class Desk:
             self._drop_text(ticket)
             error = EngineFailed(f"the client reads too slowly: {waiting_chars} characters were waiting for it")
             self.end_locked(ticket, ended_by_error(error))
-        elif not (ticket.queued or ticket.sending):
+        elif text and not (ticket.queued or ticket.sending):
             self._enqueue(ticket)
 
     def end_locked(self, ticket: Ticket, ending: Ending) -> bool:

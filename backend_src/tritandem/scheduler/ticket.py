@@ -23,6 +23,7 @@ class Ticket:
     """From `submit` to the observer's line."""
 
     __slots__ = (
+        "__weakref__",
         "blank",
         "cached_tokens",
         "chars",

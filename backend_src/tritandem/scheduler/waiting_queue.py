@@ -22,7 +22,8 @@ T = TypeVar("T")
 Key = tuple[int, int, int]  # deadline, arrival less head start, number
 
 LOOKED_AT = 256  # waiting requests of a class, where they are compared one by one
-ACCOUNTS_KEPT = 4096  # idle tenants beyond this many lose accounts that no longer matter
+ACCOUNTS_KEPT = 4096  # of idle tenants
+OUTDATED_KEPT = 1024  # entries of a heap that stand for nobody any more, beyond as many as stand for somebody
 
 
 class _Level:
@@ -99,9 +100,9 @@ class WaitingQueue(Generic[T]):
 
     def take(self, number: int) -> None:
         """The item starts: it leaves, and its tenant is charged."""
-        entry = self.remove(number)
-        tenant = self._tenant(entry)
-        self._served_tokens[tenant] += entry.tokens
+        entry = self._entries[number][0]
+        self._served_tokens[self._tenant(entry)] += entry.tokens
+        self.remove(number)
 
     def remove(self, number: int) -> Waiting:
         """It leaves uncharged. Raises KeyError when it is not waiting."""
@@ -140,6 +141,13 @@ class WaitingQueue(Generic[T]):
         tenant = self._tenant(entry)
         self._levels.setdefault(its_rank, _Level()).push(tenant, self._band(tenant), key)
         heapq.heappush(self._lifts, (next_lift_ns(entry.arrived_ns, now_ns, self._policy.ageing_ns), entry.number))
+        if len(self._lifts) > 2 * len(self._entries) + OUTDATED_KEPT:
+            self._lifts = [lift for lift in self._lifts if lift[1] in self._entries]
+            heapq.heapify(self._lifts)
+        heap = self._levels[its_rank].heaps[tenant]
+        if len(heap) > 2 * self._waiting_of_tenant[tenant] + OUTDATED_KEPT:
+            heap[:] = [key for key in heap if self._waits_at(key[2], its_rank)]
+            heapq.heapify(heap)
 
     def _lift(self, now_ns: int) -> None:
         while self._lifts and self._lifts[0][0] <= now_ns:
@@ -185,10 +193,10 @@ class WaitingQueue(Generic[T]):
         return held is not None and held[1] == its_rank
 
     def _forget_idle_accounts(self) -> None:
-        if len(self._served_tokens) <= len(self._waiting_of_tenant) + ACCOUNTS_KEPT:
+        """Of tenants that wait for nothing, those that were served most are remembered: a name costs nothing."""
+        waiting = self._waiting_of_tenant
+        if len(self._served_tokens) <= len(waiting) + 2 * ACCOUNTS_KEPT:
             return
-        self._served_tokens = {
-            tenant: served
-            for tenant, served in self._served_tokens.items()
-            if tenant in self._waiting_of_tenant or served > self._lowest_band * self._policy.quantum_tokens
-        }
+        idle = sorted(self._served_tokens.keys() - waiting.keys(), key=self._served_tokens.__getitem__)
+        for tenant in idle[:-ACCOUNTS_KEPT]:
+            del self._served_tokens[tenant]
