@@ -92,6 +92,7 @@ _OUTCOME = re.compile(r"\b(REJECTED_INVALID|REJECTED_SATURATED|EXPIRED|CANCELLED
 _FIELD = re.compile(r"(\w+): given (.*), allowed: (.*)", re.DOTALL)
 _RETRY_AFTER = re.compile(r"retry after ([0-9.]+) s")
 _NAMED_INPUT = re.compile(r"input '(\w+)'")
+_QUEUE_FULL = "Exceeds maximum queue size"
 _NOT_READY = re.compile(r"unknown model|is not found|no available versions|not ready|is stopping|stopped accepting")
 
 
@@ -100,7 +101,7 @@ def error_from_server(text: str) -> TritandemClientError:
 
     Tritandem's texts carry an outcome word and a colon, at times after a prefix of Triton's own (an
     ensemble step, a backend name). Triton's core speaks plain sentences: those about inputs become
-    InvalidRequest, those about missing models ServerNotReady, everything else Failed.
+    InvalidRequest, those about missing models ServerNotReady, a full queue Saturated, everything else Failed.
     """
     found = _OUTCOME.search(text)
     if found:
@@ -111,6 +112,8 @@ def error_from_server(text: str) -> TritandemClientError:
             hint = _RETRY_AFTER.search(message)
             return Saturated(message, float(hint[1]) if hint else 1.0)
         return _PLAIN[word](message)
+    if _QUEUE_FULL in text:
+        return Saturated(text)
     if _NOT_READY.search(text):
         return ServerNotReady(text)
     named = _NAMED_INPUT.search(text)

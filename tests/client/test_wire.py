@@ -69,6 +69,7 @@ def test_an_invalid_field_is_taken_apart() -> None:
         ("Request for unknown model: 'x' is not found", ServerNotReady),
         ("Request for unknown model: 'x' has no available versions", ServerNotReady),
         ("unexpected inference input 'min_p' for model 'vllm'", InvalidRequest),
+        ("[request id: r1] Exceeds maximum queue size", tritandem_client.Saturated),
         ("something else", tritandem_client.Failed),
         ("the word FAILED alone is no outcome", tritandem_client.Failed),
     ],

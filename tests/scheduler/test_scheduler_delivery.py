@@ -55,6 +55,35 @@ def test_a_slow_path_makes_responses_longer_and_loses_nothing(start: Start) -> N
     assert sink.text == text_of(answer_tokens(3, 200))
 
 
+def test_a_flood_of_refusals_takes_turns_with_the_streams_that_run(start: Start) -> None:
+    """One sender, held in a response while 50 refusals and one more token come to wait."""
+    held, gate, refused = threading.Event(), threading.Event(), list[RecordingSink]()
+    refused_before: list[int] = []
+
+    def stream(chunk: Chunk) -> None:
+        refused_before.append(sum(sink.ends for sink in refused))
+        held.set()
+        assert gate.wait(5.0)
+
+    engine = FakeEngine(automatic=False)
+    running = start([engine], sender_threads=1)
+    running.service.submit(request(1, output=STREAM), streamed := RecordingSink(before_send=stream))
+    engine.wait_live(1)
+    [seq_id] = engine.live_ids()
+    engine.emit([(seq_id, [1], FinishCode.RUNNING)])
+    assert held.wait(5.0)
+    refused += [RecordingSink() for _ in range(50)]
+    for sink in refused:
+        running.service.submit(request(2, deadline_ns=1), sink)
+    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.EXPIRED) == 50)
+    engine.emit([(seq_id, [2], FinishCode.LENGTH)])
+    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.COMPLETED) == 1)
+    gate.set()
+    streamed.wait_end()
+    assert refused_before[0] == 0
+    assert refused_before[1] <= 1
+
+
 def test_log_probabilities_count_as_what_waits_for_a_slow_reader(start: Start) -> None:
     gate = threading.Event()
     engine, sink = FakeEngine(), RecordingSink(before_send=lambda chunk: gate.wait(5.0))

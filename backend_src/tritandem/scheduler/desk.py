@@ -36,8 +36,10 @@ class Desk:
     def __init__(self, max_buffered_chars: int, on_end: Callable[[Ticket], None]) -> None:
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
-        self._urgent: deque[Ticket] = deque()  # nothing sent yet
-        self._ready: deque[Ticket] = deque()
+        self._urgent: deque[Ticket] = deque()  # first answers
+        self._ready: deque[Ticket] = deque()  # further ones
+        self._refused: deque[Ticket] = deque()  # errors of requests that were never answered; by turns with `_ready`
+        self._refused_next = False
         self._idle_senders = 0
         self._closed = False
         self._max_buffered_chars = max_buffered_chars
@@ -113,8 +115,7 @@ class Desk:
                 if previous.texts or previous.life.state is State.ENDED:
                     self._enqueue(previous)
             while True:
-                while self._urgent or self._ready:
-                    ticket = self._urgent.popleft() if self._urgent else self._ready.popleft()
+                while (ticket := self._next()) is not None:
                     parcel = self._pack(ticket)
                     if parcel is not None:
                         return parcel
@@ -134,9 +135,23 @@ class Desk:
 
     def _enqueue(self, ticket: Ticket) -> None:
         ticket.queued = True
-        (self._ready if ticket.responses else self._urgent).append(ticket)
+        ending = ticket.life.ending
+        if ticket.responses:
+            self._ready.append(ticket)
+        elif ending is not None and ending.error is not None:
+            self._refused.append(ticket)
+        else:
+            self._urgent.append(ticket)
         if self._idle_senders:
             self._work.notify()
+
+    def _next(self) -> Ticket | None:
+        if self._urgent:
+            return self._urgent.popleft()
+        self._refused_next = not self._refused_next
+        first, second = (self._ready, self._refused) if self._refused_next else (self._refused, self._ready)
+        queue = first or second
+        return queue.popleft() if queue else None
 
     def _pack(self, ticket: Ticket) -> Parcel | None:
         ticket.queued = False
