@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_a_sequence_that_breaks_by_itself_fails_although_it_hit_the_cache() -> N
 
 
 class HalfRunner:
-    """A real runner whose `number`-th launch runs and then fails."""
+    """A real runner whose `number`-th launch carries its prompts out and then fails."""
 
     def __init__(self, inner: Runner, number: int) -> None:
         self._inner, self._left = inner, number
@@ -145,15 +146,16 @@ class HalfRunner:
 
     def launch(self, plan: StepPlan) -> None:
         self._left -= 1
-        self._inner.launch(plan)
-        if self._left == 0:
-            assert self._inner.collect(wait=True) is not None
-            raise StepFailed(
-                "broke after its tokens were chosen", [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots]
-            )
+        if self._left:
+            self._inner.launch(plan)
+            return
+        assert any(chunk.last for chunk in plan.prefill)
+        self._inner.launch(dataclasses.replace(plan, decode_slots=()))
+        assert self._inner.collect(wait=True) is not None
+        raise StepFailed("broke half-way", [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots])
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_step_that_breaks_after_its_tokens_were_chosen_counts_them_once(number: int) -> None:
     """A token counted twice would shift the random numbers, the penalties, min_tokens and the budget of its row."""
     ways = [{"temperature": 1.0, "seed": 3}, {"frequency_penalty": 1.5}, {"min_tokens": 3}, {"presence_penalty": 1.0}]

@@ -275,6 +275,76 @@ def test_out_of_memory_costs_only_the_sequences_of_that_step(
     runner.close()
 
 
+def test_a_first_token_chosen_before_its_step_failed_counts_once(
+    cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = request(1, prompts(1)[0], max_tokens=30)
+    second = request(2, prompts(1, seed=4)[0], max_tokens=12, temperature=1.0, seed=5, frequency_penalty=1.0)
+    want = tokens_of(answers(cuda_runner(cuda_graphs=False), [first, second]))
+    runner = cuda_runner(cuda_graphs=False)  # prompts then go ahead of the decode rows, in launches of their own
+    rig = Rig(runner)
+    rig.add(first)
+    for _ in range(4):
+        rig.step()
+    run, failures = runner.graphs.run, []
+
+    def exhausted_once(*arguments: Any) -> None:
+        if not failures:
+            failures.append(arguments)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        run(*arguments)
+
+    rig.add(second)
+    monkeypatch.setattr(runner.graphs, "run", exhausted_once)
+    rig.run([])
+    assert failures
+    assert tokens_of(rig.answers) == want
+    assert {answer.finish for answer in rig.answers.values()} == {FinishCode.LENGTH}
+    runner.close()
+
+
+def test_a_result_that_never_comes_is_not_waited_for_again(
+    cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tritandem.engine import cuda_runner as module
+
+    runner = cuda_runner()
+    rig = Rig(runner)
+    rig.add(request(1, prompts(1)[0], max_tokens=30))
+    rig.core.step()
+    passed, failures = module._passed, []
+
+    def broken_once(event: Any) -> bool:
+        if not failures:
+            failures.append(event)
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return passed(event)
+
+    monkeypatch.setattr(module, "_passed", broken_once)
+    rig.run([])
+    assert rig.answers[1].finish == FinishCode.ERROR
+    assert runner.pending() == 0
+    assert rig.run([request(2, prompts(1, seed=4)[0], max_tokens=5)])[2].finish == FinishCode.LENGTH
+    runner.close()
+
+
+@pytest.mark.parametrize("attention", ["auto", "dense"])
+def test_a_prefix_whose_prefill_broke_once_is_computed_anew(cuda_device: torch.device, attention: str) -> None:
+    prompt = prompts(1, seed=2, low=50, high=51)[0]
+    want = answers(cuda_runner(attention=attention), [request(0, prompt)])[0].tokens
+    runner = cuda_runner(attention=attention)
+    rig = Rig(runner)
+    weight = runner.forward._packed.model.get_input_embeddings().weight.data
+    sound = weight.clone()
+    weight.fill_(float("nan"))
+    assert rig.run([request(0, prompt)])[0].finish == FinishCode.ERROR
+    weight.copy_(sound)
+    for seq_id in (1, 2):
+        answer = rig.run([request(seq_id, prompt)])[seq_id]
+        assert (answer.finish, answer.tokens) == (FinishCode.LENGTH, want)
+    runner.close()
+
+
 def test_1000_random_admissions_and_cancellations_leave_every_block_free(cuda_device: torch.device) -> None:
     rng = random.Random(13)
     runner = cuda_runner(num_blocks=24)

@@ -44,6 +44,8 @@ class FaultyRunner(ArithmeticRunner):
         if kind == "half":
             super().launch(dataclasses.replace(plan, decode_slots=()))
             self._unread.pop()
+            for init in plan.inits:  # what a step that failed brought comes once more
+                del self._rows[init.slot]
             raise StepFailed("broke half-way", slots)
         self._breaking = self._rng.choice(slots) if kind == "not finite" else None
         self._storing = kind != "lost"

@@ -305,15 +305,15 @@ class EngineCore:
 
     def _step_failed(self, step: StepPlan, error: Exception) -> None:
         """The step did not happen, or not all of it. A single concerned sequence fails; several are tried again one by
-        one, from rows as they were: a token that was chosen before the step broke must not count."""
-        while (result := self._collect(wait=True)) is not None:  # earlier steps are unaffected
-            self._apply(result, self._in_flight.popleft())
+        one, where a prompt ended with a new row: a first token that was chosen already must not count."""
         slots = set(error.slots) if isinstance(error, StepFailed) else set()
         slots = slots or {chunk.slot for chunk in step.prefill} | set(step.decode_slots)
         concerned = [sequence for sequence in self.running if sequence.slot in slots]
         if len(concerned) > 1:
+            prompt_ends = {chunk.slot for chunk in step.prefill if chunk.last}
             for sequence in concerned:
-                self.residency.rewind(sequence)
+                if sequence.slot in prompt_ends:
+                    self.residency.rewind(sequence)
             self._suspects = deque(concerned)
         else:
             self._end_all(concerned, FinishCode.ERROR, f"{type(error).__name__}: {error}")

@@ -65,9 +65,9 @@ class Residency:
     def rewind(self, sequence: SequenceState) -> None:
         """Begin the row anew on the same blocks: whatever a step that failed half-way did to it is undone.
 
-        Precondition: no step is in flight, and the blocks hold all known tokens.
+        For a sequence that has not decoded in this slot: its blocks hold all known tokens.
         """
-        assert sequence.known_tokens <= len(sequence.blocks) * self._block_tokens
+        assert sequence.promised == len(sequence.output_ids), "a step that decodes it is in flight"
         self.changes.release(sequence.slot)
         sequence.begin(sequence.slot, sequence.blocks, sequence.reused_tokens)
         self._open_row(sequence)

@@ -124,7 +124,8 @@ class Runner(Protocol):
     spec: RunnerSpec
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step. Raises StepFailed when this step could not run; earlier steps are unaffected."""
+        """Enqueue a step. Raises StepFailed when this step could not run; earlier steps are unaffected, and rows that
+        decode are as they were, while a prompt that ended may have had its first token chosen."""
 
     def collect(self, wait: bool) -> StepResult | None:
         """The oldest uncollected result; None if none is ready (wait=False) or none is pending."""
