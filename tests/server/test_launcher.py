@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tritandem.host import Refusal
 from tritandem.placement.cpu_list import parse_cpus
-from tritandem.server import command, guardian
+from tritandem.server import command, guardian, runs
 from tritandem.server.health import stub_models
 from tritandem.server.launcher import ServerDied, TritonServer
 from tritandem.server.locate import TritonInstall
@@ -243,6 +243,19 @@ def test_regions_and_logs_are_for_nobody_else(make_server, tmp_path: Path) -> No
         files = [tmp_path / "log", *SHM.glob(f"{server.shm_prefix}*")]
         assert len(files) == 3
         assert {path.stat().st_mode & 0o077 for path in files} == {0}
+
+
+def test_a_link_among_the_regions_protects_nothing_else(tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    public.touch(0o644)
+    run = runs.claim()
+    try:
+        (SHM / f"{run.mark}link").symlink_to(public)
+        run.keep_private()
+    finally:
+        run.end()
+    assert public.stat().st_mode & 0o777 == 0o644
+    assert list(SHM.glob(f"{run.mark}*")) == []
 
 
 def test_the_log_begins_anew_when_it_is_too_long(make_server, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The real binary over a two-model repository: what the fake only pretends."""
+"""The real binary over a repository of three small models: what the fake only pretends."""
 
 from __future__ import annotations
 
@@ -66,13 +66,36 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([tensor]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+# Hangs as the text says, and answers any other.
+HANG = """
+import re
+import threading
+import triton_python_backend_utils as pb_utils
+from tritandem.config import heartbeat_from_environment
+from tritandem.telemetry.heartbeat import Heartbeat
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.in_call = Heartbeat(heartbeat_from_environment()).busy("a call", 1.0)
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "TEXT")) for request in requests]
+
+    def answer(self, text):
+        with self.in_call:
+            if text.as_numpy()[0] == b"a lock that nobody lets go of":
+                threading.Event().wait()
+            if text.as_numpy()[0] == b"an interpreter that nobody lets go of":
+                re.match("(a+)+b", "a" * 60)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", text.as_numpy())])
+"""
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     decoupled = "model_transaction_policy { decoupled: true }\n"
-    for name, config, code in (("who", CONFIG, WHO), ("count", CONFIG + decoupled, COUNT)):
+    for name, config, code in (("who", CONFIG, WHO), ("count", CONFIG + decoupled, COUNT), ("hang", CONFIG, HANG)):
         version = root / name / "1"
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(config)
@@ -80,9 +103,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def make(repository: Path) -> TritonServer:
+def make(repository: Path, **options: object) -> TritonServer:
     http, grpc, metrics = free_ports(3)
-    return TritonServer(repository=repository, http_port=http, grpc_port=grpc, metrics_port=metrics)
+    return TritonServer(repository=repository, http_port=http, grpc_port=grpc, metrics_port=metrics, **options)
 
 
 @pytest.fixture
@@ -167,7 +190,7 @@ def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
     regions = set(Path("/dev/shm").iterdir())
     with make(repository) as server:
         leader = os.getsid(server.pid)
-        assert live_stubs(server.pid) == 2
+        assert live_stubs(server.pid) == 3
         os.kill(server.pid, signal.SIGKILL)
         assert server.stop() == 128 + signal.SIGKILL
     assert not Path(f"/proc/{leader}").exists()
@@ -193,3 +216,43 @@ def test_a_killed_model_process_brings_a_fresh_server(repository: Path, monkeypa
     assert Supervisor(lambda: make(repository), policy, said.append).run(on_ready) == 0
     assert len(set(pids)) == 2
     assert any("model processes have died" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ("a lock that nobody lets go of", "the process of hang hangs: a call has taken more than 1 s: killed"),
+        ("an interpreter that nobody lets go of", "the process of hang has given no sign of life for "),
+    ],
+)
+def test_a_model_process_that_hangs_brings_a_fresh_server(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seen: str
+) -> None:
+    monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.5)
+    monkeypatch.setattr(supervisor, "SICK_STOP_S", 1.0)
+    config = tmp_path / "watch.toml"
+    config.write_text("[watch]\nsilent_s = 3\n")
+    said: list[str] = []
+    callers: list[threading.Thread] = []
+
+    def ask(url: str) -> None:
+        from tritonclient.utils import InferenceServerException
+
+        with suppress(InferenceServerException):
+            Caller(url).ask("hang", how)
+
+    def on_ready(server: TritonServer) -> None:
+        if callers:
+            assert Caller(server.grpc_url).ask("hang", "back") == "back"
+            signal.raise_signal(signal.SIGTERM)
+            return
+        callers.append(threading.Thread(target=ask, args=(server.grpc_url,)))
+        callers[0].start()
+
+    def start() -> TritonServer:
+        return make(repository, engine_config=config, say=said.append, drain_timeout_s=2.0)
+
+    assert Supervisor(start, RestartPolicy(first_delay_s=0.05), said.append).run(on_ready) == 0
+    callers[0].join(60)
+    assert not callers[0].is_alive()
+    assert any(line.startswith(seen) for line in said)

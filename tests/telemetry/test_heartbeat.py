@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -122,6 +123,23 @@ def test_a_heartbeat_goes_on_and_names_what_hangs(tmp_path: Path, monkeypatch: p
     assert beat[0] > 1
     assert beat[1] == "a step has taken more than 0.02 s"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_heartbeat_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+
+    def full(*_: object) -> int:
+        written.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    path = tmp_path / "beat"
+    Heartbeat(path)
+    assert written.wait(60)
+    deadline = time.monotonic() + 60
+    while path.exists():
+        assert time.monotonic() < deadline
+    assert read_heartbeat(path) is None
 
 
 SERVER = """

@@ -41,7 +41,7 @@ KILL_WAIT_S = 10.0
 UNLOAD_S = 8.0
 POLL_S = 0.05
 LOOK_S = 0.25
-HEARTBEAT = "beat_"  # and a process id: names of files behind the run's mark
+HEARTBEAT = "beat_"  # and a process id: files in the run's folder, into which nobody else may write
 
 
 class ServerDied(RuntimeError):
@@ -116,7 +116,7 @@ class TritonServer:
             words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)
             inherited = os.environ if self._environment is None else self._environment
             environment = command.environment(self.options, install, inherited)
-            environment[HEARTBEAT_ENV] = f"{guardian.SHM_FOLDER}/{self.shm_prefix}{HEARTBEAT}"
+            environment[HEARTBEAT_ENV] = str(self._run.folder / HEARTBEAT)
             environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
             environment[INNER_KEY_ENV] = secrets.token_urlsafe(24)
             cpus, placement = place_server(self.options)
@@ -183,14 +183,14 @@ class TritonServer:
     def _end_hung(self, loading: bool = False) -> None:
         """While models load, interpreters may be held for long."""
         now_s = time.monotonic()
-        if self._hung is None or self._guardian is None or now_s - self._looked_s < LOOK_S:
+        if self._hung is None or self._guardian is None or self._run is None or now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
         signs = {self._guardian.pid: Sign("the guardian", is_stopped(self._guardian.pid))}
         signs[self.pid] = Sign("tritonserver", is_stopped(self.pid))
         for pid, model in stub_models(self.pid).items():
-            path = Path(f"{guardian.SHM_FOLDER}/{self.shm_prefix}{HEARTBEAT}{pid}")
-            signs[pid] = Sign(f"the process of {model}", is_stopped(pid), None if loading else read_heartbeat(path))
+            beat = None if loading else read_heartbeat(self._run.folder / f"{HEARTBEAT}{pid}")
+            signs[pid] = Sign(f"the process of {model}", is_stopped(pid), beat)
         for pid, what in self._hung.look(signs, now_s).items():
             self._say(f"{what}: killed")
             with suppress(ProcessLookupError):

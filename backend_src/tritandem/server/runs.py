@@ -37,8 +37,12 @@ class Run:
     def keep_private(self) -> None:
         """Tensors pass through regions that Triton makes readable for everybody."""
         for path in Path(SHM_FOLDER).glob(f"{self.mark}*"):
-            with suppress(FileNotFoundError):
-                path.chmod(0o600)
+            with suppress(OSError):  # it has just gone, or somebody has put a link there
+                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    os.fchmod(file, 0o600)
+                finally:
+                    os.close(file)
 
 
 def claim() -> Run:

@@ -91,10 +91,9 @@ class Heartbeat:
         self._beats = 0
         process = ProcessWatch()
         self._watch = HangWatch(lambda: process.waited_s() or 0.0)
+        self._path = path
         # Never closed: the last beat comes with the end of the process.
-        self._file = (
-            None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        )
+        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def busy(self, what: str, limit_s: float) -> Busy:
@@ -107,12 +106,20 @@ class Heartbeat:
     def _run(self) -> None:
         pause = threading.Event()
         while os.getppid() == self._parent:
-            if self._file is not None:
-                with suppress(OSError):  # a full file system is for others to report
-                    os.pwrite(self._file, self._line(), 0)
+            self._beat()
             pause.wait(PERIOD_S)
         # Its requests died with the server, and an orderly end would wait for answers of that server for ever.
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _beat(self) -> None:
+        if self._file is None or self._path is None:
+            return
+        try:
+            os.pwrite(self._file, self._line(), 0)
+        except OSError:  # a full disk: better not watched than taken for silent
+            self._file = None
+            with suppress(OSError):
+                self._path.unlink()
 
     def _line(self) -> bytes:
         self._beats += 1
