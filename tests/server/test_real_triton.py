@@ -229,7 +229,6 @@ def test_a_model_process_that_hangs_brings_a_fresh_server(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seen: str
 ) -> None:
     monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.5)
-    monkeypatch.setattr(supervisor, "SICK_STOP_S", 1.0)
     config = tmp_path / "watch.toml"
     config.write_text("[watch]\nsilent_s = 3\n")
     said: list[str] = []
@@ -250,9 +249,9 @@ def test_a_model_process_that_hangs_brings_a_fresh_server(
         callers[0].start()
 
     def start() -> TritonServer:
-        return make(repository, engine_config=config, say=said.append, drain_timeout_s=2.0)
+        return make(repository, engine_config=config, say=said.append)
 
-    assert Supervisor(start, RestartPolicy(first_delay_s=0.05), said.append).run(on_ready) == 0
+    assert Supervisor(start, RestartPolicy(first_delay_s=0.05), said.append).run(on_ready) == 0, said
     callers[0].join(60)
     assert not callers[0].is_alive()
     assert any(line.startswith(seen) for line in said)
