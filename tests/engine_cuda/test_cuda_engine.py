@@ -337,8 +337,10 @@ def test_a_prefix_whose_prefill_broke_once_is_computed_anew(cuda_device: torch.d
     weight = runner.forward._packed.model.get_input_embeddings().weight.data
     sound = weight.clone()
     weight.fill_(float("nan"))
+    torch.cuda.synchronize()  # the runner has a stream of its own
     assert rig.run([request(0, prompt)])[0].finish == FinishCode.ERROR
     weight.copy_(sound)
+    torch.cuda.synchronize()
     for seq_id in (1, 2):
         answer = rig.run([request(seq_id, prompt)])[seq_id]
         assert (answer.finish, answer.tokens) == (FinishCode.LENGTH, want)
