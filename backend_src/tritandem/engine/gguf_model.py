@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -106,6 +105,8 @@ def _read_weights(
 
 
 def _unpack(path: Path, data: mmap.mmap, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    import gguf  # here and below: only whoever has such a file needs it
+
     raw = np.frombuffer(data, np.uint8, tensor_bytes(tensor), tensor.offset).copy()  # the map is closed afterwards
     try:
         kind = gguf.GGMLQuantizationType(tensor.kind)
@@ -119,6 +120,8 @@ def _unpack(path: Path, data: mmap.mmap, tensor: GgufTensor) -> np.ndarray[Any, 
 
 def _model_names(header: GgufHeader, model: PreTrainedModel, processor: TensorProcessor) -> dict[str, str]:
     """The model's name of each tensor that its weights are made of."""
+    import gguf
+
     [architecture] = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture]
     known = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
     names: dict[str, str] = {}
