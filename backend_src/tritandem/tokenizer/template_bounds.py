@@ -13,7 +13,7 @@ from typing import Any
 from .authorship import TooLarge
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_CPU_S = 5.0  # of one rendering; 10,000 messages take 0.2 s
+MAX_CPU_S = 5.0  # of one rendering; 10,000 messages take 0.2 to 0.5 s
 MAX_STEPS = 1 << 23
 MAX_MADE_CHARS = 1 << 28  # all texts and lists made on the way, and 64 for every character of the messages
 ITEM_CHARS = 16  # what an item of a list counts
