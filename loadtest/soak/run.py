@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ TINY_SETTINGS = "[engine]\nrandom_weights = true\n"
 
 
 class Soak:
-    """One run. The clients are replaced whenever the server was."""
+    """One run. The clients are replaced whenever the server was, by our hand or its own fault."""
 
     def __init__(self, args: argparse.Namespace, served: Served) -> None:
         self._args, self._served = args, served
@@ -78,25 +78,37 @@ class Soak:
         begin_s = time.monotonic()
         end_s = begin_s + args.seconds
         half_s = begin_s + args.seconds / 2
-        watching = asyncio.create_task(self._watch())
+        watching = [asyncio.create_task(self._watch()), asyncio.create_task(self._faults.watch())]
         jobs = [self._load.offer(rate, end_s), self._load.kill_clients(args.kill_client_every, end_s)]
         if args.hostile_every:
             jobs.append(self._load.be_hostile(args.hostile_every, end_s))
         if args.faults:
             jobs.append(self._faults.run(args.faults, begin_s, half_s))
+        loading = asyncio.create_task(self._all(jobs))
         try:
-            await asyncio.gather(*jobs)
-            await self._load.finish(QUIET_S + 90.0)
+            await asyncio.wait({loading, *watching}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*watching, loading):  # watching ends only with an error
+                if task.done():
+                    await task
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            for task in (loading, *watching):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):  # the first error is on its way
+                    await task
         left = await self._quiet()
         page = self._served.metrics()
         for clients in (*self._retired, self._clients, self._hostile):
             await clients.close()
         self._say("every client has ended")
         return {"sustainable_rps": round(sustainable, 1), "offered_rps": round(rate, 1), "left": left, "page": page}
+
+    async def _all(self, jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+        await asyncio.gather(*jobs)
+        await self._load.finish(QUIET_S + 90.0)
+        await self._faults.whole()
+
+    def unplanned(self) -> list[str]:
+        return [f"the server was replaced though nobody had harmed it: {line}" for line in self._faults.unplanned]
 
     def growth(self) -> Growth | None:
         """From the beginning to the end of the flat part, which begins a while after the newest start, when pools have
@@ -196,7 +208,7 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
     found = soak.audit(itertools.chain.from_iterable(runs))
     in_metrics = outcome_counts(facts.pop("page"))
     in_log = Counter(str(line["outcome"]) for line in runs[-1])
-    faults = [*found.examples, *soak.hostile_faults()[:EXAMPLES_KEPT]]
+    faults = [*found.examples, *soak.hostile_faults()[:EXAMPLES_KEPT], *soak.unplanned()]
     if in_metrics != in_log:
         faults.append(f"the metrics of the last run say {dict(in_metrics)}, its log {dict(in_log)}")
     if facts["left"] != 0:
@@ -226,6 +238,7 @@ def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str
         "shm_growth_mb": growth and growth.shared_mb,
         "rss_growth_mb_by_process": growth and growth.by_process,
         "faults": soak.faults(),
+        "unplanned": len(soak.unplanned()),
         "seconds": args.seconds,
         **facts,
         "ok": found.clean and not faults,

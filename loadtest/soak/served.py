@@ -6,6 +6,7 @@ do.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from tritandem.server.health import stub_models
 from .memory import PROC, SHM, Memory, private_mb, shared_mb
 
 READY = "ready: "
+WELL = ("try: ", " ")  # how lines begin that only follow `ready`
 STARTED = "Started HTTPService"  # in Triton's log, once a run
 _SHM_PREFIX = re.compile(r"shm-region-prefix-name=(\w+)")
 _REQUEST_LINE = re.compile(r'\] "?(\{.*event.*request.*\})"?$')
@@ -66,6 +68,12 @@ class Served:
     def times(self, words: str) -> int:
         """How often it has said this."""
         return sum(words in line for _, line in self.said)
+
+    def trouble(self, times: int) -> tuple[float, str] | None:
+        """(seconds, line): the first that it has said since it was ready for this time; None: all is well."""
+        with self._changed:
+            [*_, since] = itertools.islice((at for at, (_, line) in enumerate(self.said) if READY in line), times)
+            return next((entry for entry in self.said[since + 1 :] if not entry[1].startswith(WELL)), None)
 
     def wait_ready(self, times: int, timeout_s: float) -> float:
         """When it said `ready` for this time. Raises RuntimeError with what it said instead."""
