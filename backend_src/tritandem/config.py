@@ -138,6 +138,7 @@ class WatchConfig:
     silent_s: float = 15.0  # no heartbeat: the interpreter is held, or the machine has stopped giving it memory
     call_s: float = 30.0  # one call of Triton's, one round of the scheduling thread, one response on its way to Triton
     step_s: float = 120.0  # one step on the device; may hold a compilation, and on a CPU a whole prefill chunk
+    load_s: float = 120.0  # the start of the tokenizer or the scheduler, which takes 2 to 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ _RANGES: Mapping[type, Mapping[str, tuple[float, float]]] = {  # both ends allow
         "silent_s": (3.0, 86_400.0),
         "call_s": (5.0, 86_400.0),
         "step_s": (5.0, 86_400.0),
+        "load_s": (5.0, 86_400.0),
     },
 }
 _CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {

@@ -27,7 +27,7 @@ from tritandem.server.health import stub_models
 from .memory import PROC, SHM, Memory, private_mb, shared_mb
 
 READY = "ready: "
-WELL = ("try: ", " ")  # how lines begin that only follow `ready`
+WELL = "] try: "  # in a line that only follows `ready`
 STARTED = "Started HTTPService"  # in Triton's log, once a run
 _SHM_PREFIX = re.compile(r"shm-region-prefix-name=(\w+)")
 _REQUEST_LINE = re.compile(r'\] "?(\{.*event.*request.*\})"?$')
@@ -73,7 +73,7 @@ class Served:
         """(seconds, line): the first that it has said since it was ready for this time; None: all is well."""
         with self._changed:
             [*_, since] = itertools.islice((at for at, (_, line) in enumerate(self.said) if READY in line), times)
-            return next((entry for entry in self.said[since + 1 :] if not entry[1].startswith(WELL)), None)
+            return next((entry for entry in self.said[since + 1 :] if WELL not in entry[1]), None)
 
     def wait_ready(self, times: int, timeout_s: float) -> float:
         """When it said `ready` for this time. Raises RuntimeError with what it said instead."""

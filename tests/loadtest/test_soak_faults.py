@@ -19,14 +19,14 @@ from soak import faults
 from soak.faults import Faults, read_fault
 from soak.served import READY, Served
 
-DIED = "tritonserver was ended by SIGABRT"
+DIED = "[   70.0 s] tritonserver was ended by SIGABRT"
 
 
 class Said(Served):
     """What it said, without a server; who is harmed says so."""
 
     def __init__(self) -> None:
-        self.said = [(0.0, READY), (0.1, "try: tritandem generate")]
+        self.said = [(0.0, READY), (0.1, "[   61.8 s] try: tritandem generate")]
         self._changed = threading.Condition()
         self.shm_prefixes = set()
 
@@ -76,13 +76,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_breaks_by_itself_is_an_outage_with_new_clients_and_is_told() -> None:
     async def program(served: Said, found: Faults, backs: list[str]) -> None:
         died_s = time.monotonic()
-        served.say(DIED, "restart 1 in 1 s")
+        served.say(DIED, "[   70.1 s] restart 1 in 1 s")
         while not found.outages:
             await asyncio.sleep(0)
         assert found.outages[0][0] < died_s
         assert found.outages[0][1] == float("inf")
         assert backs == []
-        served.say(READY, "try: tritandem generate")
+        served.say(READY, "[   61.8 s] try: tritandem generate")
         await found.whole()
 
     found, backs = run(program)
@@ -96,7 +96,7 @@ def test_what_was_planned_is_an_outage_and_no_fault_of_the_server() -> None:
         hurting = asyncio.create_task(found.run([read_fault("kill engine")], 0.0, 0.0))
         while not found.done:
             await asyncio.sleep(0)
-        served.say("restart 1 in 1 s", READY)
+        served.say("[   70.1 s] restart 1 in 1 s", READY)
         await hurting
 
     found, backs = run(program)

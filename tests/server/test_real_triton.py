@@ -89,6 +89,24 @@ class TritonPythonModel:
                 re.match("(a+)+b", "a" * 60)
         return pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", text.as_numpy())])
 """
+# Hangs in its first start.
+HANG_AT_START = """
+import threading
+from pathlib import Path
+from tritandem.config import heartbeat_from_environment
+from tritandem.telemetry.heartbeat import Heartbeat
+
+class TritonPythonModel:
+    def initialize(self, args):
+        begun = Path("BEGUN")
+        with Heartbeat(heartbeat_from_environment()).busy("loading", 1.0):
+            if not begun.exists():
+                begun.touch()
+                threading.Event().wait()
+
+    def execute(self, requests):
+        return []
+"""
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +273,19 @@ def test_a_model_process_that_hangs_brings_a_fresh_server(
     callers[0].join(60)
     assert not callers[0].is_alive()
     assert any(line.startswith(seen) for line in said)
+
+
+def test_a_first_start_that_hangs_is_noticed_and_tried_again(tmp_path: Path) -> None:
+    version = tmp_path / "repository" / "slow" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    (version / "model.py").write_text(HANG_AT_START.replace("BEGUN", str(tmp_path / "begun")))
+    said: list[str] = []
+    policy = RestartPolicy(first_delay_s=0.05)
+
+    def start() -> TritonServer:
+        return make(version.parents[1], say=said.append)
+
+    assert Supervisor(start, policy, said.append).run(lambda server: signal.raise_signal(signal.SIGTERM)) == 0, said
+    assert "the process of slow hangs: loading has taken more than 1 s: killed" in said
+    assert sum(line.startswith("restart ") for line in said) == 1

@@ -71,6 +71,7 @@ class TritonServer:
         self.log_path = self.options.log_path or new_log_path()
         self.ready_timeout_s = ready_timeout_s
         self.pid = 0  # of tritonserver; 0 before it was started
+        self.had_hung = False  # whether a process of it was killed for that
         self.shm_prefix = ""  # of this run's files in /dev/shm, once it was started
         self._environment, self._say = environment, say
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -181,7 +182,7 @@ class TritonServer:
         return any(is_stopped(pid) for pid in pids)
 
     def _end_hung(self, loading: bool = False) -> None:
-        """While models load, interpreters may be held for long."""
+        """While models load, interpreters may be held for long: silence says nothing then, but words do."""
         now_s = time.monotonic()
         if self._hung is None or self._guardian is None or self._run is None or now_s - self._looked_s < LOOK_S:
             return
@@ -189,9 +190,12 @@ class TritonServer:
         signs = {self._guardian.pid: Sign("the guardian", is_stopped(self._guardian.pid))}
         signs[self.pid] = Sign("tritonserver", is_stopped(self.pid))
         for pid, model in stub_models(self.pid).items():
-            beat = None if loading else read_heartbeat(self._run.folder / f"{HEARTBEAT}{pid}")
+            beat = read_heartbeat(self._run.folder / f"{HEARTBEAT}{pid}")
+            if loading and beat is not None and not beat[1]:
+                beat = None
             signs[pid] = Sign(f"the process of {model}", is_stopped(pid), beat)
         for pid, what in self._hung.look(signs, now_s).items():
+            self.had_hung = True
             self._say(f"{what}: killed")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

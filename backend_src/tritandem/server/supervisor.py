@@ -24,6 +24,8 @@ UNREADY_GRACE_S = 20.0
 SICK_STOP_S = 5.0
 # For the last lines of its log, once the last request has ended: nothing of it needs a clean end.
 SICK_UNLOAD_S = 3.0
+# What hung while it loaded may load the next time; what was refused will be refused again.
+HUNG_FIRST_STARTS = 3
 # The model whose process sends every answer.
 ANSWERING_MODEL = "scheduler"
 
@@ -69,7 +71,7 @@ class Supervisor:
                 was_ready = was_ready or ready_s > 0
                 if trouble:
                     self._say(trouble)
-                if not was_ready:
+                if not was_ready and not (server.had_hung and failures < HUNG_FIRST_STARTS):
                     self._say(f"the server never became ready; its log: {server.log_path}")
                     return EXIT_FAILED
                 failures = restarts_in_a_row(self._policy, failures, ready_s)

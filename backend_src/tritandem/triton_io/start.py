@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ import triton_python_backend_utils as pb_utils
 from ..config import (
     DRAIN_KEY_ENV,
     SchedulerConfig,
+    TokenizerConfig,
     config_from_environment,
     heartbeat_from_environment,
     model_folder_from_environment,
@@ -50,13 +52,13 @@ def start_tokenizer(args: Mapping[str, str]) -> WatchedPlug:
     keep_torch_out(model)
     place_process(TOKENIZER, config)
 
+    tokenizer = load_watched(model, config.tokenizer, heartbeat, config.watch.load_s)
+
     from ..telemetry.registry import Registry
-    from ..tokenizer import load_tokenizer
     from .publishing import tokenizer_publisher
     from .tokenizer_plug import TokenizerPlug
     from .tokenizer_report import TokenizerReport
 
-    tokenizer = load_tokenizer(model, config.tokenizer)
     name, registry = args["model_instance_name"], Registry()
     report = TokenizerReport(registry, name, tokenizer.stats)
     publisher = tokenizer_publisher(config.telemetry, report, registry, name)
@@ -116,10 +118,13 @@ def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
     keep_torch_out(model)
     place_process(SCHEDULER, config)
 
+    # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
+    slow = dataclasses.replace(config.tokenizer, fast=False)
+    tokenizer = load_watched(model, slow, heartbeat, config.watch.load_s)
+
     from ..scheduler.service import SchedulerService
     from ..telemetry.registry import Registry
     from ..telemetry.tracing import SpanExporter
-    from ..tokenizer import load_tokenizer
     from .bls_engine import BlsEngine
     from .bls_tokenizer import BlsTokenizer
     from .finished_calls import FinishedCalls
@@ -131,8 +136,6 @@ def start_scheduler(args: Mapping[str, str]) -> WatchedPlug:
     from .stream_gate import StreamGate
     from .timed_text import TimedTextStreams
 
-    # Encodes bad words only: nothing that a fast engine, and proving it equal at start-up, would be worth.
-    tokenizer = load_tokenizer(model, dataclasses.replace(config.tokenizer, fast=False))
     names = [name.strip() for name in model_parameter(args, "engines").split(",")]
     finished_calls, gate = FinishedCalls(), StreamGate()
     key = load_inner_key()
@@ -175,6 +178,14 @@ def begin() -> Heartbeat:
     """Before all else, so that a process is watched, and ends with its server, while it still loads."""
     leave_without_teardown()
     return Heartbeat(heartbeat_from_environment())
+
+
+def load_watched(model: Path, config: TokenizerConfig, heartbeat: Heartbeat, limit_s: float) -> TextTokenizer:
+    """A load, its imports included, that outlasts the limit is seen from outside. Raises ConfigError."""
+    with heartbeat.busy("loading", limit_s):
+        from ..tokenizer import load_tokenizer
+
+        return load_tokenizer(model, config)
 
 
 def model_limits(load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:
