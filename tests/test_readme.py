@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tritandem.contracts import Outcome
 from tritandem.telemetry.families import FAMILIES
-from tritandem.triton_io import schema
+from tritandem.triton_io.request import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

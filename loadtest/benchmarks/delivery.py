@@ -31,8 +31,8 @@ class TritonPythonModel:
         import sys
         sys.path.insert(0, {benchmarks!r})
         from free_running_engine import FreeRunningService
-        from tritandem.triton_io.engine_plug import EnginePlug
-        from tritandem.triton_io.inner_key import load_inner_key
+        from tritandem.triton_io.plugs.engine import EnginePlug
+        from tritandem.triton_io.hops.inner_key import load_inner_key
         self._plug = EnginePlug(FreeRunningService({step_s!r}), 1.0, load_inner_key())
 
     def execute(self, requests):

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from tritandem.config import EngineConfig
 from tritandem.contracts import EngineRequest, FinishCode, Int32Array, SamplingParams
-from tritandem.engine.model_loader import resolve_device, resolve_dtype
+from tritandem.engine.model.loader import resolve_device, resolve_dtype
 from tritandem.engine.service import EngineService, build_engine
 
 

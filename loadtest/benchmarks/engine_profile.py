@@ -21,8 +21,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from tritandem.config import EngineConfig
 from tritandem.contracts import SamplingParams
-from tritandem.engine.cuda_runner import CudaRunner
-from tritandem.engine.model_loader import load_model
+from tritandem.engine.model.loader import load_model
+from tritandem.engine.runners.cuda import CudaRunner
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
 
 CONTEXT_TOKENS = 1024

@@ -138,9 +138,9 @@ class TritonPythonModel:
         from free_running_engine import FreeRunningService
         from tritandem.config import config_from_environment
         from tritandem.telemetry.step_meter import StepMeter
-        from tritandem.triton_io.engine_plug import EnginePlug
-        from tritandem.triton_io.inner_key import load_inner_key
-        from tritandem.triton_io.publishing import engine_publisher
+        from tritandem.triton_io.plugs.engine import EnginePlug
+        from tritandem.triton_io.hops.inner_key import load_inner_key
+        from tritandem.triton_io.reports.publishing import engine_publisher
 
         telemetry, meter = config_from_environment().telemetry, StepMeter(args["model_name"])
         publisher = engine_publisher(telemetry, meter)

@@ -32,8 +32,8 @@ from fuzz.vocabularies import Unavailable, vocabulary_folder
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import Int32Array
 from tritandem.tokenizer import load_tokenizer
-from tritandem.tokenizer.pieces import PieceEncoder
-from tritandem.tokenizer.placement import cores_given, use_own_threads_only
+from tritandem.tokenizer.encode.pieces import PieceEncoder
+from tritandem.tokenizer.encode.threads import cores_given, use_own_threads_only
 
 SIZES = (1_000, 8_000, 32_000, 114_000)  # tokens
 NAMES = ("smollm2", "qwen2", "deepseek", "mistral")

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.tokenizer_texts import Corpus
 from fuzz.tokenizer_claims import Subject, subject
 from fuzz.vocabularies import vocabulary_folder
-from tritandem.tokenizer.fast import FastEncoder, load_fast, warm_up
-from tritandem.tokenizer.fast_forms import ByNumbers
-from tritandem.tokenizer.pieces import PieceEncoder
-from tritandem.tokenizer.placement import use_own_threads_only
+from tritandem.tokenizer.encode.fast import FastEncoder, load_fast, warm_up
+from tritandem.tokenizer.encode.fast_forms import ByNumbers
+from tritandem.tokenizer.encode.pieces import PieceEncoder
+from tritandem.tokenizer.encode.threads import use_own_threads_only
 
 CHARS = 480_000
 # GPT-2's regex and digits one by one in one expression: equal, but no form that fastokens recognises.
@@ -136,7 +136,7 @@ def after(corpus: Corpus, rounds: int) -> dict[str, float]:
 
 
 def _fast(folder: Path) -> FastEncoder:
-    from tritandem.tokenizer.source import read_source
+    from tritandem.tokenizer.files.source import read_source
 
     fast = load_fast(read_source(folder))
     if fast is None:

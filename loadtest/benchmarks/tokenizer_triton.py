@@ -35,8 +35,8 @@ from benchmarks.tokenizer_texts import Corpus
 from fuzz.vocabularies import vocabulary_folder
 from tritandem.server import TritonServer
 from tritandem.server.repository import default_repository
-from tritandem.tokenizer.source import read_source
-from tritandem.tokenizer.whole import WholeEncoder
+from tritandem.tokenizer.encode.whole import WholeEncoder
+from tritandem.tokenizer.files.source import read_source
 
 CONTEXT_TOKENS = 131_072
 SLOW = "[tokenizer]\nfast = false\nprefix_cache = false\n"

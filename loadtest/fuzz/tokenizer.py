@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz.tokenizer_characters import all_characters, wrong_about
 from fuzz.tokenizer_claims import Subject, refute, subject
 from fuzz.vocabularies import VOCABULARIES, Unavailable, vocabulary_folder
-from tritandem.tokenizer.adversarial import long_texts, short_texts, unicode_text
-from tritandem.tokenizer.placement import use_own_threads_only
+from tritandem.tokenizer.encode.adversarial import long_texts, short_texts, unicode_text
+from tritandem.tokenizer.encode.threads import use_own_threads_only
 
 LONG_EVERY = 2000  # texts between two rounds of long ones
 PRINTED = 5  # refutations of one vocabulary that are printed in full

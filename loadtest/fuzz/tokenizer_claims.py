@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 from tritandem.contracts import Int32Array
-from tritandem.tokenizer.affixes import Affixes, affixes
-from tritandem.tokenizer.fast import FastEncoder, load_fast
-from tritandem.tokenizer.pieces import PieceEncoder
-from tritandem.tokenizer.safe_cuts import CutRules, cut_rules
-from tritandem.tokenizer.source import TokenizerSource, read_source
-from tritandem.tokenizer.text_streams import TextStreams
-from tritandem.tokenizer.whole import WholeEncoder
+from tritandem.tokenizer.decode.text_streams import TextStreams
+from tritandem.tokenizer.encode.affixes import Affixes, affixes
+from tritandem.tokenizer.encode.fast import FastEncoder, load_fast
+from tritandem.tokenizer.encode.pieces import PieceEncoder
+from tritandem.tokenizer.encode.safe_cuts import CutRules, cut_rules
+from tritandem.tokenizer.encode.whole import WholeEncoder
+from tritandem.tokenizer.files.source import TokenizerSource, read_source
 
 
 @dataclass(frozen=True)

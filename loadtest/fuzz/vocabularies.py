@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tritandem.models.fetch import fetched
-from tritandem.tokenizer import pretokenizers
-from tritandem.tokenizer.token_text import byte_alphabet
+from tritandem.tokenizer.decode.token_text import byte_alphabet
+from tritandem.tokenizer.files import pretokenizers
 
 Spec = dict[str, Any]
 

@@ -121,7 +121,7 @@ def test_events_do_not_depend_on_how_their_bytes_are_cut(events: list[dict[str, 
 
 def test_the_fake_servers_know_the_same_inputs_as_the_real_one() -> None:
     """A fake that accepts what the server refuses would prove nothing."""
-    schema = pytest.importorskip("tritandem.triton_io.schema")
+    schema = pytest.importorskip("tritandem.triton_io.request.schema")
     real = {tensor.name: (tensor.dtype, -1 in tensor.dims) for tensor in schema.INPUTS}
     for name, datatype in {**ONE_VALUE, **MANY_VALUES}.items():
         assert real[name] == (datatype, name in MANY_VALUES), name

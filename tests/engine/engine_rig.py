@@ -26,12 +26,12 @@ from transformers import (
 )
 from tritandem.config import EngineConfig
 from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
-from tritandem.engine.core import EngineCore
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import LoadedModel
-from tritandem.engine.outbox import Outbox
+from tritandem.engine.host.core import EngineCore
+from tritandem.engine.host.outbox import Outbox
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import inspect_model
+from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import Runner
-from tritandem.engine.support import inspect_model
 
 VOCAB = 131
 # A wide initialisation: attention must matter, and logits must be far apart.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from tritandem.engine.cpu_threads import limit_threads
+from tritandem.engine.runners.cpu_threads import limit_threads
 
 
 def test_a_configured_number_is_taken_as_it_is_and_none_means_what_is_left() -> None:

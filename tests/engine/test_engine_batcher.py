@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from tritandem.contracts import EngineRequest, SamplingParams
-from tritandem.engine.batcher import BatchState, Budget, Candidate, Decision, plan, prefill_budget
-from tritandem.engine.sequence import SequenceState
+from tritandem.engine.host.batcher import BatchState, Budget, Candidate, Decision, plan, prefill_budget
+from tritandem.engine.host.sequence import SequenceState
 
 BUDGET = Budget(
     prefill_tokens=10, interleaved_tokens=8, stretched_tokens=9, efficient_tokens=2, block_tokens=4, reserve_blocks=2

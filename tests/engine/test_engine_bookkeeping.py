@@ -9,8 +9,8 @@ import pytest
 from engine_rig import Rig
 from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
 from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
-from tritandem.engine.kv_blocks import chain_hash, root_hash
-from tritandem.engine.sequence import SequenceState
+from tritandem.engine.host.kv_blocks import chain_hash, root_hash
+from tritandem.engine.host.sequence import SequenceState
 
 
 def make_request(seq_id: int, ids: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> EngineRequest:

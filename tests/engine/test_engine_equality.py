@@ -19,7 +19,7 @@ from engine_rig import (
 from tritandem.contracts import FinishCode
 from tritandem.engine.attention.dense import DenseAttention
 from tritandem.engine.attention.interface import AttentionBatch
-from tritandem.engine.forward import KvCache, PackedForward
+from tritandem.engine.model.packed import KvCache, PackedForward
 
 KINDS = sorted(CONFIGS)
 ROUNDING_GAP = 1e-3

@@ -13,7 +13,7 @@ from fakes.arithmetic_runner import VOCAB, expected_output
 from fakes.delayed_runner import DelayedRunner
 from fakes.faulty_runner import FaultyRunner
 from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
-from tritandem.engine.cpu_runner import CpuRunner
+from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import Runner, StepFailed, StepPlan
 
 FAULTS = {

@@ -7,9 +7,9 @@ import pytest
 from engine_rig import loaded_model
 from tritandem.config import EngineConfig
 from tritandem.contracts import EngineRequest, SamplingParams
-from tritandem.engine.core import EngineCore
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.outbox import Outbox
+from tritandem.engine.host.core import EngineCore
+from tritandem.engine.host.outbox import Outbox
+from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.telemetry.duration_counts import DurationCounts
 from tritandem.telemetry.step_meter import StepMeter
 

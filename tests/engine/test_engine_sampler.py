@@ -18,8 +18,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 from tritandem.contracts import FinishCode, SamplingParams
-from tritandem.engine import sampler
-from tritandem.engine.slots import SlotState
+from tritandem.engine.rows.state import SlotState
+from tritandem.engine.sampling import sampler
 from tritandem.engine.step import SamplingFeatures, SlotInit
 
 ROWS = torch.arange(3)

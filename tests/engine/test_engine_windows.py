@@ -13,9 +13,9 @@ import transformers
 from engine_rig import Rig, request
 from transformers import masking_utils
 from tritandem.config import EngineConfig
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import LoadedModel
-from tritandem.engine.support import PROBE_TOKENS, UnsupportedModel, inspect_model, window_of
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import PROBE_TOKENS, UnsupportedModel, inspect_model, window_of
+from tritandem.engine.runners.cpu import CpuRunner
 
 WINDOW, PROMPT_TOKENS, VOCAB = 40, 90, 131
 SMALL: dict[str, Any] = {

@@ -16,8 +16,8 @@ from tiny_gguf import write_gguf
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import check_model, load_model
+from tritandem.engine.model.loader import check_model, load_model
+from tritandem.engine.runners.cpu import CpuRunner
 
 CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
 PROMPT = np.random.default_rng(3).integers(0, 131, 60)  # longer than the windows

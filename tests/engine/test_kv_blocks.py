@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tritandem.engine.kv_blocks import BlockPool, chain_hash, root_hash
+from tritandem.engine.host.kv_blocks import BlockPool, chain_hash, root_hash
 
 
 def test_the_null_block_is_never_handed_out() -> None:

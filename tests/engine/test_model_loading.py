@@ -15,10 +15,10 @@ from engine_rig import CONFIGS, VOCAB, generate, reference_model, request
 from safetensors.torch import load_file, save_file
 from tritandem.config import EngineConfig
 from tritandem.contracts import ConfigError
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import check_model, fix_rotary_context, load_model, resolve_device, resolve_dtype
+from tritandem.engine.model.loader import check_model, fix_rotary_context, load_model, resolve_device, resolve_dtype
+from tritandem.engine.model.support import UnsupportedModel
+from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.service import build_engine
-from tritandem.engine.support import UnsupportedModel
 
 CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
 SMALL: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tritandem.engine.pace import SLACK_NS, Pace
+from tritandem.engine.host.pace import SLACK_NS, Pace
 from tritandem.engine.step import StepResult
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from tritandem.engine.attention.interface import AttentionBatch
-from tritandem.engine.slots import SlotState
+from tritandem.engine.rows.state import SlotState
 
 
 def gathered_context(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:

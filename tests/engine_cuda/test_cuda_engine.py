@@ -28,10 +28,10 @@ from transformers import (
 )
 from tritandem.config import EngineConfig
 from tritandem.contracts import FinishCode
-from tritandem.engine.cpu_runner import CpuRunner
-from tritandem.engine.model_loader import LoadedModel
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import inspect_model
+from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
-from tritandem.engine.support import inspect_model
 
 pytestmark = pytest.mark.gpu
 
@@ -83,7 +83,7 @@ def loaded(kind: str, device: str, dtype: torch.dtype = torch.float32) -> Loaded
 
 
 def cuda_runner(kind: str = "llama", dtype: torch.dtype = torch.float32, **config: Any) -> Any:
-    from tritandem.engine.cuda_runner import CudaRunner
+    from tritandem.engine.runners.cuda import CudaRunner
 
     settings = {"num_blocks": 128, "max_sequences": 8, "prefill_tokens_per_step": 48, **config}
     return CudaRunner(loaded(kind, "cuda", dtype), EngineConfig(**settings), lambda note: None)
@@ -225,7 +225,7 @@ def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.d
     ids = torch.from_numpy(prompts(1, seed=8, low=50, high=51)[0].astype(np.int64))
     with torch.no_grad():
         want = truth(ids[None]).logits[0, -1]
-    from tritandem.engine.cuda_runner import CudaRunner
+    from tritandem.engine.runners.cuda import CudaRunner
 
     model = truth.to("cuda", torch.bfloat16)
     ready = LoadedModel(model, inspect_model(model), VOCAB, CONTEXT)
@@ -306,7 +306,7 @@ def test_a_first_token_chosen_before_its_step_failed_counts_once(
 def test_a_result_that_never_comes_is_not_waited_for_again(
     cuda_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tritandem.engine import cuda_runner as module
+    from tritandem.engine.runners import cuda as module
 
     runner = cuda_runner()
     rig = Rig(runner)

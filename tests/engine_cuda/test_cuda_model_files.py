@@ -10,7 +10,7 @@ from engine_rig import Rig, prompts, request
 from test_cuda_engine import reference_model
 from tiny_gguf import write_gguf
 from tritandem.config import EngineConfig
-from tritandem.engine.model_loader import load_model
+from tritandem.engine.model.loader import load_model
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_files_give_transformers_tokens(cuda_device: torch.device, kind: str, dtype: str, tmp_path: Path) -> None:
-    from tritandem.engine.cuda_runner import CudaRunner
+    from tritandem.engine.runners.cuda import CudaRunner
 
     model = reference_model("llama")
     if kind == "gguf":

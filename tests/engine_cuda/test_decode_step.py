@@ -13,11 +13,11 @@ from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.contracts import SamplingParams
-from tritandem.engine.model_loader import LoadedModel
-from tritandem.engine.sampler import sample
-from tritandem.engine.slots import SlotState
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import inspect_model
+from tritandem.engine.rows.state import SlotState
+from tritandem.engine.sampling.sampler import sample
 from tritandem.engine.step import SamplingFeatures, SlotInit
-from tritandem.engine.support import inspect_model
 
 SLOTS = 5
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -43,7 +43,7 @@ def inits() -> list[SlotInit]:
 
 @pytest.mark.gpu
 def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -> None:
-    from tritandem.engine.decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
+    from tritandem.engine.runners.decode_step import WORDS_PER_ROW, DecodeStep, Report
 
     generator = torch.Generator().manual_seed(5)
     states = [SlotState.empty(SLOTS, 8, VOCAB, kernel_device) for _ in range(2)]
@@ -89,7 +89,7 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_fused_decoder_equals_the_models_own_code(kernel_device: torch.device, name: str) -> None:
-    from tritandem.engine.device_forward_cuda import DeviceForward
+    from tritandem.engine.model.device_forward import DeviceForward
 
     torch.manual_seed(1)
     config = copy.deepcopy(CONFIGS[name])
@@ -103,7 +103,7 @@ def test_fused_decoder_equals_the_models_own_code(kernel_device: torch.device, n
 
 @pytest.mark.gpu
 def test_an_unrecognised_model_runs_on_its_own_code(kernel_device: torch.device) -> None:
-    from tritandem.engine.device_forward_cuda import DeviceForward
+    from tritandem.engine.model.device_forward import DeviceForward
 
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"]).to(kernel_device).eval()
     loaded = LoadedModel(model, inspect_model(model), VOCAB, 128)

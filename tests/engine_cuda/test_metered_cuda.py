@@ -10,10 +10,10 @@ import pytest
 import torch
 from engine_rig import VOCAB, prompts, reference_model, request
 from tritandem.config import EngineConfig
-from tritandem.engine.core import EngineCore
-from tritandem.engine.model_loader import LoadedModel
-from tritandem.engine.outbox import Outbox
-from tritandem.engine.support import inspect_model
+from tritandem.engine.host.core import EngineCore
+from tritandem.engine.host.outbox import Outbox
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import inspect_model
 from tritandem.telemetry.step_meter import StepMeter
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ def meter() -> StepMeter:
 
 @pytest.fixture
 def core(cuda_device: torch.device, meter: StepMeter) -> Iterator[EngineCore]:
-    from tritandem.engine.cuda_runner import CudaRunner
+    from tritandem.engine.runners.cuda import CudaRunner
 
     model = copy.deepcopy(reference_model("llama")).to(cuda_device)
     loaded = LoadedModel(model, inspect_model(model), VOCAB, 256)

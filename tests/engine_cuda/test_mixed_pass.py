@@ -13,11 +13,11 @@ from cuda_reference import assert_same_rows, relative_error
 from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from tritandem.config import EngineConfig
-from tritandem.engine.model_loader import LoadedModel
-from tritandem.engine.slots import SlotState
-from tritandem.engine.staging import StagingPool
+from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.support import inspect_model
+from tritandem.engine.rows.state import SlotState
+from tritandem.engine.runners.staging import StagingPool
 from tritandem.engine.step import PrefillChunk, SamplingFeatures, StepPlan
-from tritandem.engine.support import inspect_model
 
 SLOTS, BLOCK, BLOCKS_EACH = 6, 4, 8
 
@@ -35,11 +35,11 @@ class Bench:
     """A fused model, slots 0..5 with blocks of their own, and passes over them; no graphs."""
 
     def __init__(self, config: Any, device: torch.device) -> None:
-        from tritandem.engine.decode_step_cuda import WORDS_PER_ROW, DecodeStep, Report
-        from tritandem.engine.device_forward_cuda import DeviceForward
-        from tritandem.engine.forward import KvCache
-        from tritandem.engine.graphs import GraphCache
-        from tritandem.engine.mixed_pass_cuda import MAX_CHUNKS, MixedPasses
+        from tritandem.engine.model.device_forward import DeviceForward
+        from tritandem.engine.model.packed import KvCache
+        from tritandem.engine.runners.decode_step import WORDS_PER_ROW, DecodeStep, Report
+        from tritandem.engine.runners.graphs import GraphCache
+        from tritandem.engine.runners.mixed_pass import MAX_CHUNKS, MixedPasses
 
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
@@ -71,8 +71,8 @@ class Bench:
     ) -> torch.Tensor:
         """Logits: a row each decode slot, then a row each chunk that is its prompt's last. Tokens are chosen where
         `features` are given, into a record of `stride` rows."""
-        from tritandem.engine.mixed_pass_cuda import PassSize
-        from tritandem.engine.step_inputs_cuda import pack_step, spread
+        from tritandem.engine.rows.pack import pack_step, spread
+        from tritandem.engine.runners.mixed_pass import PassSize
 
         size = PassSize(rows, tokens)
         words = pack_step(StepPlan(0, prefill=chunks, decode_slots=decode_slots), True, VOCAB, 128)
@@ -191,7 +191,7 @@ def test_a_pass_chooses_what_is_chosen_behind_it(kernel_device: torch.device, na
 
 @pytest.mark.gpu
 def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
-    from tritandem.engine.mixed_pass_cuda import PassSize
+    from tritandem.engine.runners.mixed_pass import PassSize
 
     with torch.inference_mode():
         bench, other = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
@@ -208,7 +208,7 @@ def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
 
 def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.mixed_pass_cuda import PassSize, row_buckets, token_buckets
+    from tritandem.engine.runners.mixed_pass import PassSize, row_buckets, token_buckets
 
     assert row_buckets(256) == [0, 8, 32, 64, 128, 256]
     assert row_buckets(4) == [0, 4]
@@ -225,7 +225,7 @@ def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
 
 def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.mixed_pass_cuda import PassSize, cheapest
+    from tritandem.engine.runners.mixed_pass import PassSize, cheapest
 
     costs = {PassSize(0, 64): 5.0, PassSize(0, 128): 6.0, PassSize(8, 64): 9.0, PassSize(8, 128): 7.0}
     choices = cheapest(costs, lambda rows: 4.0)
@@ -237,7 +237,7 @@ def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
 
 def test_the_efficient_chunk_costs_least_a_token_beside_many_rows() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.mixed_pass_cuda import PassSize, efficient_tokens
+    from tritandem.engine.runners.mixed_pass import PassSize, efficient_tokens
 
     costs = {PassSize(64, 64): 5.0, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
     assert efficient_tokens(costs, lambda rows: 4.5) == 320

@@ -68,7 +68,7 @@ def test_paged_attention_equals_plain_attention(
     softcap: float | None,
     kind: str,
 ) -> None:
-    from tritandem.engine.attention.paged_cuda import Heads, PagedAttention
+    from tritandem.engine.attention.paged import Heads, PagedAttention
 
     for dtype in dtypes(kernel_device):
         lengths = [1, 0, 17, 130, 64, 300] if kind == "decode" else [1, 17, 130, 64, 5]
@@ -88,7 +88,7 @@ def test_paged_attention_equals_plain_attention(
 def test_fused_decode_equals_rotate_then_store_then_attend(
     kernel_device: torch.device, heads: tuple[int, int, int], query_key_norm: bool
 ) -> None:
-    from tritandem.engine.attention.paged_cuda import Heads, PagedAttention, RotaryQKV
+    from tritandem.engine.attention.paged import Heads, PagedAttention, RotaryQKV
 
     for dtype in dtypes(kernel_device):
         lengths = [1, 0, 17, 130, 200]
@@ -130,7 +130,7 @@ def test_fused_decode_equals_rotate_then_store_then_attend(
 def test_few_row_product_equals_norm_linear_gate_residual(
     kernel_device: torch.device, rows: int, inner: int, columns: int, gated: bool
 ) -> None:
-    from tritandem.engine.linear_cuda import LinearTiles, few_row_linear
+    from tritandem.engine.model.linear.few_rows import LinearTiles, few_row_linear
 
     generator = torch.Generator().manual_seed(rows)
     for dtype in dtypes(kernel_device):

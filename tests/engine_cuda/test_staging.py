@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from tritandem.engine.staging import SIZE_CLASSES, SLOT_ALIGNMENT, Packed, Route, StagingPool, choose_route
+from tritandem.engine.runners.staging import SIZE_CLASSES, SLOT_ALIGNMENT, Packed, Route, StagingPool, choose_route
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ ENGINE = """
     import threading
     from tritandem.engine.service import CORE_THREAD
     from tritandem.placement import Plan, Share, COMPONENTS
-    from tritandem.triton_io.placing import place_engine
+    from tritandem.triton_io.plugs.placing import place_engine
 
     first, second = sorted(os.sched_getaffinity(0))[:2]
     stop = threading.Event()
@@ -38,7 +38,7 @@ ENGINE = """
 HELPER = """
     os.environ["RAYON_NUM_THREADS"] = "5"
     from tritandem.config import Config, placement_from_words
-    from tritandem.triton_io.placing import place_process
+    from tritandem.triton_io.plugs.placing import place_process
 
     cpu = max(os.sched_getaffinity(0))
     place_process("tokenizer", Config(placement=placement_from_words(f"tokenizer={cpu}")))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS
+from tritandem.machine.cpu_list import format_cpus, parse_cpus
+from tritandem.machine.topology import cgroup_quota_cores
 from tritandem.placement import read_topology, usable_cores, why_no_device
-from tritandem.placement.cpu_list import format_cpus, parse_cpus
-from tritandem.placement.topology import cgroup_quota_cores
 
 ALL = frozenset(range(256))
 

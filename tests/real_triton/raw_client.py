@@ -12,8 +12,8 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritandem.config import INNER_KEY_ENV
 from tritandem.contracts import LoadSnapshot
-from tritandem.triton_io import engine_wire
-from tritandem.triton_io.inner_key import InnerKey
+from tritandem.triton_io.hops import engine_wire
+from tritandem.triton_io.hops.inner_key import InnerKey
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 TIMEOUT_S = 180.0

@@ -29,15 +29,15 @@ INITIALIZE = {
         import sys
         sys.path.insert(0, {str(BENCHMARKS)!r})
         from free_running_engine import FreeRunningService
-        from tritandem.triton_io.engine_plug import EnginePlug
-        from tritandem.triton_io.inner_key import load_inner_key
+        from tritandem.triton_io.plugs.engine import EnginePlug
+        from tritandem.triton_io.hops.inner_key import load_inner_key
 
         self._plug = EnginePlug(FreeRunningService({STEP_S}), 1.0, load_inner_key())
 """,
     # Lines of the log wait in the same queue as the clean-up of calls that have ended.
     "scheduler": """
-        from tritandem.triton_io import bls_engine
-        from tritandem.triton_io.start import start_scheduler
+        from tritandem.triton_io.hops import bls_engine
+        from tritandem.triton_io.plugs.start import start_scheduler
 
         import threading
 

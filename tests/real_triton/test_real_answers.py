@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from raw_client import RawClient, in_background, number, text
 from tritandem.server import TritonServer
-from tritandem.triton_io import schema
+from tritandem.triton_io.request import schema
 from tritandem_client import Client
 
 pytestmark = pytest.mark.triton

@@ -39,14 +39,14 @@ ENGINE = f"""
         import sys
         sys.path[:0] = [{str(BENCHMARKS)!r}, {str(Path(__file__).parent)!r}]
         from numbered_engine import NumberedService
-        from tritandem.triton_io.engine_plug import EnginePlug
-        from tritandem.triton_io.inner_key import load_inner_key
+        from tritandem.triton_io.plugs.engine import EnginePlug
+        from tritandem.triton_io.hops.inner_key import load_inner_key
 
         self._plug = EnginePlug(NumberedService({STEP_S}), 1.0, load_inner_key())
 """
 SCHEDULER = """
-        from tritandem.triton_io import bls_engine
-        from tritandem.triton_io.start import start_scheduler
+        from tritandem.triton_io.hops import bls_engine
+        from tritandem.triton_io.plugs.start import start_scheduler
 
         bls_engine.ROTATE_AFTER_RESPONSES = 2
         self._plug = start_scheduler(args)

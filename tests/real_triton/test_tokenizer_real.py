@@ -10,7 +10,7 @@ import tritonclient.grpc as grpcclient
 from raw_client import RawClient, tensor, text
 from started import demo_model
 from tokenizers import Tokenizer
-from tritandem.tokenizer.adversarial import short_texts
+from tritandem.tokenizer.encode.adversarial import short_texts
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.triton

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tritandem.host import Refusal
-from tritandem.placement.cpu_list import parse_cpus
+from tritandem.machine.cpu_list import parse_cpus
 from tritandem.server import command, guardian, runs
 from tritandem.server.health import stub_models
 from tritandem.server.launcher import ServerDied, TritonServer

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tritandem.telemetry.connections import ClientConnections, ConnectionWatch
+from tritandem.machine.connections import ClientConnections, ConnectionWatch
 
 # A server in a process of its own, so that the test's other sockets do not count: it fills what it accepts.
 FILLER = """

@@ -11,7 +11,7 @@ from tritandem.scheduler import FinishedRequest, SchedulerSnapshot
 from tritandem.scheduler.batch_limits import BatchLimits
 from tritandem.scheduler.ports import EngineStatus
 from tritandem.telemetry.registry import Registry
-from tritandem.triton_io.observer import RequestObserver, durations
+from tritandem.triton_io.reports.observer import RequestObserver, durations
 
 MS = 1_000_000
 STAMPS = Stamps(

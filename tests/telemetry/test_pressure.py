@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tritandem.telemetry.pressure import ProcessWatch, cores_of, read_machine
+from tritandem.machine.pressure import ProcessWatch, cores_of, read_machine
 
 
 def test_the_work_of_this_process_is_counted() -> None:

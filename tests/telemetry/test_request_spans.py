@@ -11,7 +11,7 @@ from tritandem.contracts import ConfigError, Outcome, PriorityClass, Stamps
 from tritandem.scheduler import FinishedRequest
 from tritandem.telemetry import tracing
 from tritandem.telemetry.tracing import SpanExporter, refuse_missing_packages
-from tritandem.triton_io.request_spans import RequestSpans, stages
+from tritandem.triton_io.reports.request_spans import RequestSpans, stages
 
 MS = 1_000_000
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,7 +9,7 @@ from typing import Any
 
 from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.token_text import byte_alphabet
+from tritandem.tokenizer.decode.token_text import byte_alphabet
 
 BOS, EOS = ("<s>", "<bos>", "<|begin_of_text|>"), ("</s>", "<|im_end|>")
 ROLES = dict.fromkeys(BOS, "bos_token") | dict.fromkeys(EOS, "eos_token")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tritandem.tokenizer.authorship import (
+from tritandem.tokenizer.chats.authorship import (
     CLIENT,
     MODEL,
     Authored,

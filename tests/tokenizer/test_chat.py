@@ -14,9 +14,9 @@ import pytest
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.authorship import CLIENT, MODEL, joined, whole
-from tritandem.tokenizer.segments import ControlTokens, Segment
-from tritandem.tokenizer.source import AddedToken
+from tritandem.tokenizer.chats.authorship import CLIENT, MODEL, joined, whole
+from tritandem.tokenizer.chats.segments import ControlTokens, Segment
+from tritandem.tokenizer.files.source import AddedToken
 from tritandem.tokenizer.text_tokenizer import INLINE_MESSAGES
 
 Messages = list[dict[str, Any]]

@@ -14,11 +14,11 @@ import pytest
 from fuzz.tokenizer_claims import Subject
 from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.counters import Counters
-from tritandem.tokenizer.engines import Engines
-from tritandem.tokenizer.fast import FastEncoder, load_fast
-from tritandem.tokenizer.self_check import first_difference, proven_equal
-from tritandem.tokenizer.shadow import ShadowCheck
+from tritandem.tokenizer.encode.counters import Counters
+from tritandem.tokenizer.encode.engines import Engines
+from tritandem.tokenizer.encode.fast import FastEncoder, load_fast
+from tritandem.tokenizer.encode.self_check import first_difference, proven_equal
+from tritandem.tokenizer.encode.shadow import ShadowCheck
 
 pytest.importorskip("fastokens", reason="the optional package fastokens is not installed")
 
@@ -41,7 +41,7 @@ class LyingNative:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Verdicts of lying engines must not reach the real cache."""
-    monkeypatch.setattr("tritandem.tokenizer.self_check.cache_root", lambda: tmp_path)
+    monkeypatch.setattr("tritandem.tokenizer.encode.self_check.cache_root", lambda: tmp_path)
 
 
 def liar(it: Subject, word: str, refuse: bool = False) -> FastEncoder:

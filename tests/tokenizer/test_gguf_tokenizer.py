@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import ConfigError
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.adversarial import short_texts
+from tritandem.tokenizer.encode.adversarial import short_texts
 
 NORMAL, CONTROL = 1, 3
 REAL = "TRITANDEM_TEST_GGUF"

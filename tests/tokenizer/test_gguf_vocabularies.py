@@ -15,10 +15,10 @@ from gguf import GGUFWriter
 from tritandem.contracts import ConfigError
 from tritandem.models.gguf import save_tokenizer
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem.tokenizer.adversarial import short_texts
-from tritandem.tokenizer.pretokenizers import GGUF_SPLITTERS
-from tritandem.tokenizer.source import TokenizerSource, read_source
-from tritandem.tokenizer.token_text import byte_alphabet
+from tritandem.tokenizer.decode.token_text import byte_alphabet
+from tritandem.tokenizer.encode.adversarial import short_texts
+from tritandem.tokenizer.files.pretokenizers import GGUF_SPLITTERS
+from tritandem.tokenizer.files.source import TokenizerSource, read_source
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SPACE = "\u2581"

@@ -12,9 +12,9 @@ from fuzz.tokenizer_claims import Subject, every_cut_is_exact, fast_equals_whole
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from overlap_merging import merge_overlapping_chunks
-from tritandem.tokenizer.adversarial import long_texts, short_texts
-from tritandem.tokenizer.affixes import affixes
-from tritandem.tokenizer.safe_cuts import CutRules
+from tritandem.tokenizer.encode.adversarial import long_texts, short_texts
+from tritandem.tokenizer.encode.affixes import affixes
+from tritandem.tokenizer.encode.safe_cuts import CutRules
 
 VOCABULARIES = ["smollm2", "qwen2", "deepseek", "mistral"]
 TEXTS = 2500

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fuzz.tokenizer_claims import Subject
 from tritandem.contracts import Int32Array
-from tritandem.tokenizer import short_first
-from tritandem.tokenizer.pieces import PieceEncoder
-from tritandem.tokenizer.short_first import ShortFirst
+from tritandem.tokenizer.encode import short_first
+from tritandem.tokenizer.encode.pieces import PieceEncoder
+from tritandem.tokenizer.encode.short_first import ShortFirst
 
 LONG = "Some words that make a long text.\n" * 400
 

@@ -12,9 +12,9 @@ from byte_models import SLOW, load, write_folder
 from jinja2.exceptions import SecurityError
 from tritandem.contracts import ConfigError, InvalidRequest
 from tritandem.tokenizer import load_tokenizer
-from tritandem.tokenizer.authorship import CLIENT, TooLarge, whole
-from tritandem.tokenizer.template_bounds import TooMuchWork
-from tritandem.tokenizer.template_sandbox import TemplateSandbox
+from tritandem.tokenizer.chats.authorship import CLIENT, TooLarge, whole
+from tritandem.tokenizer.chats.template_bounds import TooMuchWork
+from tritandem.tokenizer.chats.template_sandbox import TemplateSandbox
 
 GROWING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x is none }}"
 ENDLESS = [
@@ -76,7 +76,7 @@ def rendered(template: str, **variables: Any) -> str:
 
 @pytest.mark.parametrize("template", ENDLESS)
 def test_a_template_ends(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tritandem.tokenizer.template_bounds.MAX_CPU_S", 0.3)
+    monkeypatch.setattr("tritandem.tokenizer.chats.template_bounds.MAX_CPU_S", 0.3)
     with pytest.raises((TooMuchWork, TooLarge)):
         rendered(template)
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from tritandem.contracts import MAX_STOP_WORD_CHARS, MAX_STOP_WORDS, Int32Array
 from tritandem.tokenizer import TextStreams, TextTokenizer
-from tritandem.tokenizer.cleaned_text import last_safe_space
-from tritandem.tokenizer.source import read_source
-from tritandem.tokenizer.stop_words import StopWords
-from tritandem.tokenizer.token_text import WindowText
+from tritandem.tokenizer.decode.cleaned_text import last_safe_space
+from tritandem.tokenizer.decode.stop_words import StopWords
+from tritandem.tokenizer.decode.token_text import WindowText
+from tritandem.tokenizer.files.source import read_source
 
 NO_PROMPT = np.empty(0, np.int32)
 TEXT = " Ein 😀 und 👩‍💻, 漢字かな交じり文。 naïve\n\n\tx = 'ok' <|im_end|> ﷽ 🇩🇪 ."

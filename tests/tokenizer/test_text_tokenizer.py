@@ -13,8 +13,8 @@ import pytest
 from tritandem.config import TokenizerConfig
 from tritandem.contracts import ConfigError, EngineFailed, InvalidRequest
 from tritandem.tokenizer import Encoded, TextTokenizer, load_text_streams, load_tokenizer
-from tritandem.tokenizer.placement import encode_threads, tokenizer_instances
-from tritandem.tokenizer.source import read_source
+from tritandem.tokenizer.encode.threads import encode_threads, tokenizer_instances
+from tritandem.tokenizer.files.source import read_source
 
 LONG = "Some words that make a long text. " * 3000  # beyond inline_chars
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from tritandem.triton_io import schema
-from tritandem.triton_io.inner_key import InnerKey
+from tritandem.triton_io.hops.inner_key import InnerKey
+from tritandem.triton_io.request import schema
 
 KEY = InnerKey(b"of this server")
 

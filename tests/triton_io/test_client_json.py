@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritandem.contracts import InvalidRequest
-from tritandem.triton_io import client_json
-from tritandem.triton_io.client_json import MAX_PARTS
+from tritandem.triton_io.request import client_json
+from tritandem.triton_io.request.client_json import MAX_PARTS
 
 MOST_CHARS = 1 << 24
 TRICKY = '\\" \\\\" \\\\\\" [{,"'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tritandem.config import EngineConfig
-from tritandem.triton_io.context_limit import most_prompt_tokens
+from tritandem.triton_io.plugs.context_limit import most_prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,15 @@ from tritandem.contracts import (
     TokenBatch,
     TritandemError,
 )
-from tritandem.triton_io import bls_engine, call_relay, engine_wire
-from tritandem.triton_io.bls_engine import BlsEngine
-from tritandem.triton_io.call_relay import CallRelay
-from tritandem.triton_io.engine_plug import EnginePlug
-from tritandem.triton_io.engine_wire import Op
-from tritandem.triton_io.finished_calls import FinishedCalls
-from tritandem.triton_io.inner_key import InnerKey
-from tritandem.triton_io.stream_gate import StreamGate
+from tritandem.triton_io.hops import bls_engine, engine_wire
+from tritandem.triton_io.hops.bls_engine import BlsEngine
+from tritandem.triton_io.hops.engine_wire import Op
+from tritandem.triton_io.hops.inner_key import InnerKey
+from tritandem.triton_io.plugs import engine_calls as call_relay
+from tritandem.triton_io.plugs.engine import EnginePlug
+from tritandem.triton_io.plugs.engine_calls import CallRelay
+from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
+from tritandem.triton_io.stub_2_51.stream_gate import StreamGate
 
 IDLE_S = 0.2
 

@@ -17,7 +17,7 @@ from tritandem.contracts import (
     TokenBatch,
     TritandemError,
 )
-from tritandem.triton_io import engine_wire
+from tritandem.triton_io.hops import engine_wire
 
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40)
 unit = st.floats(0.01, 1.0)

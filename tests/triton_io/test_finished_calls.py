@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import triton_python_backend_utils as pb_utils
-from tritandem.triton_io.finished_calls import FinishedCalls
+from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 
 
 class Witness:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tritandem.contracts import EngineFailed, LoadSnapshot
-from tritandem.triton_io.first_load import FirstLoad
+from tritandem.triton_io.hops.first_load import FirstLoad
 
 LOAD = LoadSnapshot(max_context_tokens=77)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tritandem.config import INNER_KEY_ENV
 from tritandem.contracts import ConfigError, InvalidRequest
-from tritandem.triton_io import engine_wire, inner_key
-from tritandem.triton_io.engine_wire import Op
-from tritandem.triton_io.inner_key import InnerKey, load_inner_key
+from tritandem.triton_io.hops import engine_wire, inner_key
+from tritandem.triton_io.hops.engine_wire import Op
+from tritandem.triton_io.hops.inner_key import InnerKey, load_inner_key
 
 CALL = engine_wire.pack_call(Op.CANCEL, [7, 8])
 

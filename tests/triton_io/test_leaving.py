@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from tritandem.triton_io import leaving
+from tritandem.triton_io.stub_2_51 import leaving
 
 if sys.argv[1] == "stub":
     leaving.STUB_NAME = Path("/proc/self/exe").readlink().name

@@ -18,14 +18,14 @@ from tritandem.telemetry.publisher import Publisher
 from tritandem.telemetry.registry import Registry
 from tritandem.telemetry.step_meter import StepMeter
 from tritandem.tokenizer import Encoded, TokenizerStats
-from tritandem.triton_io.finished_calls import FinishedCalls
-from tritandem.triton_io.observer import RequestObserver
-from tritandem.triton_io.publishing import engine_publisher, scheduler_publisher, tokenizer_publisher
-from tritandem.triton_io.request_decoder import ReturnOptions
-from tritandem.triton_io.sinks import TritonSink
-from tritandem.triton_io.timed_text import TimedTextStreams
-from tritandem.triton_io.tokenizer_plug import TokenizerPlug
-from tritandem.triton_io.tokenizer_report import TokenizerReport
+from tritandem.triton_io.answer.sinks import TritonSink
+from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
+from tritandem.triton_io.reports.observer import RequestObserver
+from tritandem.triton_io.reports.publishing import engine_publisher, scheduler_publisher, tokenizer_publisher
+from tritandem.triton_io.reports.timed_text import TimedTextStreams
+from tritandem.triton_io.reports.tokenizer_report import TokenizerReport
+from tritandem.triton_io.request.decoder import ReturnOptions
+from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 
 ON, OFF = TelemetryConfig(), TelemetryConfig(metrics=False)
 REQUEST = FinishedRequest(

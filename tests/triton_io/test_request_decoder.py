@@ -12,9 +12,9 @@ from handed_over import one, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass
-from tritandem.triton_io.prompt_source import read_parameters
-from tritandem.triton_io.request_decoder import ModelLimits, complete, decode, read_request_id
-from tritandem.triton_io.tensor_values import Inputs
+from tritandem.triton_io.request.decoder import ModelLimits, complete, decode, read_request_id
+from tritandem.triton_io.request.prompt_source import read_parameters
+from tritandem.triton_io.request.tensor_values import Inputs
 
 PROMPT = {"text_input": text("hello")}
 LIMITS = ModelLimits(

@@ -34,14 +34,14 @@ from tritandem.contracts import (
     TritandemError,
 )
 from tritandem.scheduler import FinishedRequest
-from tritandem.triton_io import handover
-from tritandem.triton_io.bls_tokenizer import BlsTokenizer
-from tritandem.triton_io.finished_calls import FinishedCalls
-from tritandem.triton_io.handover import FRESH_NS, Handover
-from tritandem.triton_io.inner_key import InnerKey
-from tritandem.triton_io.request_decoder import ModelLimits, ReturnOptions
-from tritandem.triton_io.scheduler_plug import SchedulerPlug
-from tritandem.triton_io.sinks import TritonSink
+from tritandem.triton_io.answer.sinks import TritonSink
+from tritandem.triton_io.hops import handover
+from tritandem.triton_io.hops.bls_tokenizer import BlsTokenizer
+from tritandem.triton_io.hops.handover import FRESH_NS, Handover
+from tritandem.triton_io.hops.inner_key import InnerKey
+from tritandem.triton_io.plugs.scheduler import SchedulerPlug
+from tritandem.triton_io.request.decoder import ModelLimits, ReturnOptions
+from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 
 LIMITS = ModelLimits(100, 1000, (2,), 8, PriorityClass.NORMAL, 0.0, lambda word: [3])
 REFUSED = InvalidRequest("text_input", "bad", "something else")
@@ -378,7 +378,7 @@ def test_whatever_goes_wrong_after_tokenizing_reaches_the_client(
     def broken(*_: Any) -> GenerationRequest:
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr("tritandem.triton_io.scheduler_plug.complete", broken)
+    monkeypatch.setattr("tritandem.triton_io.plugs.scheduler.complete", broken)
     tokenizer_says(1)
     request, sender = received({"text_input": text("hi")})
     plug.execute([request])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 from tritandem.contracts import SamplingParams, Stamps
-from tritandem.triton_io import schema
+from tritandem.triton_io.request import schema
 from tritonclient.grpc import model_config_pb2
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"

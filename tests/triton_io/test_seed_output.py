@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from tritandem.contracts import Chunk, FinishReason, Outcome, OutputOptions
-from tritandem.triton_io.finished_calls import FinishedCalls
-from tritandem.triton_io.request_decoder import ReturnOptions
-from tritandem.triton_io.sinks import TritonSink
+from tritandem.triton_io.answer.sinks import TritonSink
+from tritandem.triton_io.request.decoder import ReturnOptions
+from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 
 SEED = 2**63 - 1
 

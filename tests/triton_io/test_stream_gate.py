@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from tritandem.triton_io.stream_gate import StreamGate
+from tritandem.triton_io.stub_2_51.stream_gate import StreamGate
 
 WAIT_S = 5.0
 

@@ -7,7 +7,7 @@ import threading
 
 from fakes.clock import FakeClock
 from tritandem.contracts import PriorityClass
-from tritandem.triton_io.text_turns import MIN_DEADLINES, TextTurns, Turn
+from tritandem.triton_io.hops.text_turns import MIN_DEADLINES, TextTurns, Turn
 
 
 class Texts:

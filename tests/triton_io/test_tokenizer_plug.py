@@ -14,8 +14,8 @@ from bad_requests import BAD, HI
 from handed_over import KEY, one, received, text
 from tritandem.contracts import InvalidRequest
 from tritandem.tokenizer import Encoded
-from tritandem.triton_io import handover
-from tritandem.triton_io.tokenizer_plug import TokenizerPlug
+from tritandem.triton_io.hops import handover
+from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
 
 LONG = 100
 

@@ -10,7 +10,7 @@ PROGRAM = """
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tritandem.triton_io.torchless import keep_torch_out
+from tritandem.triton_io.plugs.torchless import keep_torch_out
 keep_torch_out(Path(sys.argv[1]))
 from transformers.utils import is_torch_available
 print(find_spec("torch") is not None, is_torch_available())

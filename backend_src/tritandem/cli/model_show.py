@@ -65,7 +65,7 @@ def summary(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return summary_of_folder(path)
     from tritandem.model_facts.gguf_header import read_gguf
-    from tritandem.tokenizer.gguf_header import end_token_ids
+    from tritandem.tokenizer.files.gguf_header import end_token_ids
 
     return summary_of_gguf(path, end_token_ids(read_gguf(path).values))
 
@@ -78,7 +78,7 @@ def why_not_served(path: Path) -> str | None:
     try:
         if path.is_dir():
             check_folder(path)
-        from tritandem.engine.model_loader import check_model
+        from tritandem.engine.model.loader import check_model
 
         check_model(path)
     except ConfigError as error:

@@ -25,10 +25,10 @@ from ..contracts import (
     TritandemError,
 )
 from ..telemetry.step_meter import StepMeter
-from .core import EngineCore
-from .outbox import Outbox
+from .host.core import EngineCore
+from .host.outbox import Outbox
+from .host.validation import validate
 from .step import Runner
-from .validation import validate
 
 MAX_LIVE_SEQUENCES = 16384
 LONGEST_LOOK_S = 0.001  # between looks at a device that may be done before it is expected to
@@ -173,8 +173,8 @@ def build_engine(
 ) -> EngineService:
     """Load a model and start its engine, which notes its steps in `meter`. Raises ConfigError with the reason."""
     # Imported here: the service itself needs no torch.
-    from .cpu_threads import limit_threads
-    from .model_loader import load_model, resolve_device
+    from .model.loader import load_model, resolve_device
+    from .runners.cpu_threads import limit_threads
 
     on_cuda = resolve_device(config.device).type == "cuda"
     if not on_cuda:
@@ -182,12 +182,12 @@ def build_engine(
     loaded = load_model(model, config, on_progress)
     runner: Runner
     if on_cuda:
-        from .cuda_runner import CudaRunner
+        from .runners.cuda import CudaRunner
 
         runner = CudaRunner(loaded, config, on_progress, meter)
         limit_threads(config.threads)  # loading may use every core, steps need none
     else:
-        from .cpu_runner import CpuRunner
+        from .runners.cpu import CpuRunner
 
         runner = CpuRunner(loaded, config, meter)
     return EngineService(runner, config.prefix_cache, meter, in_step)

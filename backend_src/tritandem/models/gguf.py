@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ..contracts import ConfigError
 from ..model_facts.gguf_header import read_gguf
-from ..tokenizer import gguf_header
+from ..tokenizer.files import gguf_header
 
 
 def convert(gguf_file: Path, out: Path) -> None:
@@ -23,7 +23,7 @@ def convert(gguf_file: Path, out: Path) -> None:
     the libraries raise for a vocabulary they do not know."""
     read_gguf(gguf_file)
     # Seconds to import: a file that is none has been refused by now.
-    from ..engine.gguf_model import load_gguf, read_gguf_config
+    from ..engine.model.gguf.model import load_gguf, read_gguf_config
 
     model = load_gguf(gguf_file, read_gguf_config(gguf_file))
     tied = model.config.tie_word_embeddings

@@ -4,13 +4,13 @@
 plan from the same facts and pins only itself. Knows nothing about Triton, torch or models.
 """
 
+from ..machine.cpu_list import format_cpus
+from ..machine.topology import Topology, cgroup_quota_cores, read_topology, usable_cores
 from .affinity import pin_process, pin_thread, process_affinities, settle
-from .cpu_list import format_cpus
 from .here import ALLOWED_CPUS_ENV, plan_here, why_no_device
 from .neighbours import another_server_on
 from .plan import COMPONENTS, ENGINE, ENGINE_HOST, SCHEDULER, SERVER, TOKENIZER, Plan, Share, make_plan
 from .threads import limit_blas_threads, limit_library_threads
-from .topology import Topology, cgroup_quota_cores, read_topology, usable_cores
 
 __all__ = [
     "ALLOWED_CPUS_ENV",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from .cpu_list import format_cpus, parse_cpus
+from ..machine.cpu_list import format_cpus, parse_cpus
 
 PROC = Path("/proc")
 # Threads that start while others are being set are found in another round.

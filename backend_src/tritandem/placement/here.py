@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import Config
-from .cpu_list import parse_cpus
+from ..machine.cpu_list import parse_cpus
+from ..machine.topology import ROOT, Gpu, Topology, read_topology
 from .plan import Plan, make_plan
-from .topology import ROOT, Gpu, Topology, read_topology
 
 ALLOWED_CPUS_ENV = "TRITANDEM_ALLOWED_CPUS"
 VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from pathlib import Path
 
-from .cpu_list import parse_cpus
+from ..machine.cpu_list import parse_cpus
 
 PROGRAM = "tritonserver"  # as the kernel calls it
 

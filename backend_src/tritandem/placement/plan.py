@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from ..config import PlacementConfig
 from ..contracts import ConfigError
-from .cpu_list import format_cpus, parse_cpus
-from .topology import Cpu, Gpu, Topology, usable_cores
+from ..machine.cpu_list import format_cpus, parse_cpus
+from ..machine.topology import Cpu, Gpu, Topology, usable_cores
 
 ENGINE, ENGINE_HOST, SCHEDULER, TOKENIZER, SERVER = "engine", "engine_host", "scheduler", "tokenizer", "server"
 POLICIES = ("auto", "explicit", "off")

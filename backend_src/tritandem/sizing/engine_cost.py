@@ -11,8 +11,8 @@ from collections import deque
 import numpy as np
 
 from ..contracts import EngineRequest, FinishCode, SamplingParams
-from ..engine.core import EngineCore
-from ..engine.outbox import Outbox
+from ..engine.host.core import EngineCore
+from ..engine.host.outbox import Outbox
 from ..engine.step import RunnerSpec, StepPlan, StepResult
 
 ROWS = 64

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from .pressure import ProcessWatch
+from ..machine.pressure import ProcessWatch
 
 PERIOD_S = 0.5
 LINE_BYTES = 256

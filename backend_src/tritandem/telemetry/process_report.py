@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from ..machine.pressure import ProcessWatch, read_machine
 from .families import (
     CORES_ALLOWED,
     CPU_PRESSURE,
@@ -16,7 +17,6 @@ from .families import (
     RUN_QUEUE_WAIT,
     TELEMETRY_CPU,
 )
-from .pressure import ProcessWatch, read_machine
 from .registry import Registry
 
 

@@ -3,10 +3,10 @@
 Tier 2. Knows nothing about requests, scheduling, Triton or devices.
 """
 
-from .encoded import Encoded, TokenizerStats
+from .decode.text_streams import TextState, TextStep, TextStreams
+from .encode.encoded import Encoded, TokenizerStats
+from .encode.threads import tokenizer_instances
 from .load import load_text_streams, load_tokenizer
-from .placement import tokenizer_instances
-from .text_streams import TextState, TextStep, TextStreams
 from .text_tokenizer import TextTokenizer
 
 __all__ = [

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config import TokenizerConfig
-from .placement import use_own_threads_only
-from .source import read_source
-from .text_streams import TextStreams
+from .decode.text_streams import TextStreams
+from .encode.threads import use_own_threads_only
+from .files.source import read_source
 from .text_tokenizer import TextTokenizer
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from ..config import TokenizerConfig
 from ..contracts import TritandemError
-from .chat import ChatRenderer
-from .counters import Counters
-from .encoded import Encoded, Ids, TokenizerStats
-from .engines import Engines
-from .jobs import Job, run_jobs
-from .limits import longest_token_chars
-from .placement import cores_given, encode_threads
-from .segments import strings_in
-from .source import TokenizerSource
-from .text_streams import TextStreams
+from .chats.renderer import ChatRenderer
+from .chats.segments import strings_in
+from .decode.text_streams import TextStreams
+from .encode.counters import Counters
+from .encode.encoded import Encoded, Ids, TokenizerStats
+from .encode.engines import Engines
+from .encode.jobs import Job, run_jobs
+from .encode.limits import longest_token_chars
+from .encode.threads import cores_given, encode_threads
+from .files.source import TokenizerSource
 
 INLINE_MESSAGES = 64  # a template takes some 10 us for each
 Encode = Callable[[Sequence[str]], Sequence[Ids]]

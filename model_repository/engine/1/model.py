@@ -1,4 +1,4 @@
-"""Plug: Triton's model `engine` is `tritandem.triton_io.engine_plug`.
+"""Plug: Triton's model `engine` is `tritandem.triton_io.plugs.engine`.
 
 Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
 """
@@ -6,7 +6,7 @@ Imports stand in `initialize`: Triton also loads this file once in a throw-away 
 
 class TritonPythonModel:
     def initialize(self, args):
-        from tritandem.triton_io.start import start_engine
+        from tritandem.triton_io.plugs.start import start_engine
 
         self._plug = start_engine(args)
 

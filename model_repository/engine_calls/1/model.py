@@ -1,4 +1,4 @@
-"""Plug: Triton's model `engine_calls` is `tritandem.triton_io.call_relay`.
+"""Plug: Triton's model `engine_calls` is `tritandem.triton_io.plugs.engine_calls`.
 
 Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
 """
@@ -6,7 +6,7 @@ Imports stand in `initialize`: Triton also loads this file once in a throw-away 
 
 class TritonPythonModel:
     def initialize(self, args):
-        from tritandem.triton_io.start import start_engine_calls
+        from tritandem.triton_io.plugs.start import start_engine_calls
 
         self._plug = start_engine_calls(args)
 

@@ -1,4 +1,4 @@
-"""Plug: Triton's model `scheduler` is `tritandem.triton_io.scheduler_plug`.
+"""Plug: Triton's model `scheduler` is `tritandem.triton_io.plugs.scheduler`.
 
 Imports stand in `initialize`: Triton also loads this file once in a throw-away process to complete the configuration.
 """
@@ -6,7 +6,7 @@ Imports stand in `initialize`: Triton also loads this file once in a throw-away 
 
 class TritonPythonModel:
     def initialize(self, args):
-        from tritandem.triton_io.start import start_scheduler
+        from tritandem.triton_io.plugs.start import start_scheduler
 
         self._plug = start_scheduler(args)
 

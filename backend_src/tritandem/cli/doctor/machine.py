@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tritandem.telemetry.pressure import read_machine
+from tritandem.machine.pressure import read_machine
 
 from .verdict import HIGH_BUSY_SHARE, HIGH_THROTTLED_SHARE, Severity, Verdict
 

@@ -1,0 +1,375 @@
+"""The engine's core: carries out the batcher's decisions and applies what the runner found.
+
+Owns the sequences; where they live is `residency.py`'s. One thread calls everything here. A round is plan -> launch ->
+collect -> apply; with launch-ahead, results come some rounds after their launch. Knows nothing about
+mailboxes, text or the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
+from ...telemetry.step_meter import StepMeter
+from ..rows.state import output_budget
+from ..step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult
+from . import batcher
+from .batcher import BatchState, Budget, Decision
+from .outbox import Outbox
+from .pace import Pace
+from .residency import Residency
+from .sequence import NO_SLOT, SequenceState
+from .validation import validate
+
+RESERVE_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step in flight."""
+
+    rows: list[SequenceState]  # of its results, in order
+    prefilling: list[SequenceState]  # whose prompt goes on: without a result
+    prefill_tokens: int
+    launched_ns: int
+
+
+class EngineCore:
+    def __init__(
+        self,
+        runner: Runner,
+        outbox: Outbox,
+        prefix_cache: bool = True,
+        meter: StepMeter | None = None,
+    ) -> None:
+        """No meter, no metrics."""
+        spec = runner.spec
+        self.spec, self.runner, self.outbox = spec, runner, outbox
+        self.residency = Residency(spec, prefix_cache)
+        self.budget = Budget(
+            spec.prefill_tokens_per_step,
+            spec.interleaved_prefill_tokens,
+            spec.stretched_prefill_tokens,
+            spec.efficient_prefill_tokens,
+            spec.block_tokens,
+            RESERVE_BLOCKS,
+        )
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []  # in order of admission
+        self._live: dict[int, SequenceState] = {}
+        self._in_flight: deque[_Launched] = deque()
+        self._suspects: deque[SequenceState] = deque()  # of a failed step; tried again one by one
+        self._waiting_tokens = 0
+        self._pace = Pace()
+        self._meter = meter
+        self._arrivals = self._steps = self._preemptions = 0
+        self._prompt_tokens = self._output_tokens = 0
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest, accepted_ns: int) -> None:
+        """Queue a sequence. Raises InvalidRequest naming the field."""
+        validate(request, self.spec)
+        if request.seq_id in self._live:
+            raise InvalidRequest("seq_id", request.seq_id, "an id that is not in use")
+        tokens = len(request.prompt_ids)
+        limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
+        sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals)
+        self._arrivals += 1
+        self._waiting_tokens += tokens
+        self._live[request.seq_id] = sequence
+        self.waiting.append(sequence)
+
+    def cancel(self, seq_ids: Iterable[int]) -> None:
+        """End sequences early; unknown ids are ignored."""
+        self._end_all([self._live[i] for i in set(seq_ids) if i in self._live], FinishCode.CANCELLED)
+
+    def fail_all(self, message: str) -> None:
+        """End every sequence: the runner or the core itself broke."""
+        self._end_all(list(self._live.values()), FinishCode.ERROR, message)
+
+    def live_ids(self) -> list[int]:
+        return list(self._live)
+
+    def idle(self) -> bool:
+        return not self._live and not self._in_flight
+
+    # -- one round -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One round. Never raises for what a single step or sequence does wrong."""
+        ahead = self._pace.steps_ahead(self.spec.launch_ahead_steps)
+        launched = self.runner.pending() <= ahead and self._launch_next()
+        wait = not launched or self.runner.pending() > ahead
+        while (result := self._collect(wait)) is not None:
+            self._apply(result, self._in_flight.popleft())
+            wait = False
+
+    def launch_due_ns(self, arrivals: bool) -> int:
+        """Until when (monotonic ns) the next round may wait for sequences that then join its step; 0: not at all.
+        `arrivals`: there are some already. Only long steps are worth it: of short ones, several are in flight."""
+        if len(self._in_flight) != 1 or self._pace.steps_ahead(self.spec.launch_ahead_steps) != 1:
+            return 0
+        prefills = arrivals or bool(self.waiting) or any(s.stored < s.prefill_tokens for s in self.running)
+        running = self._in_flight[0]
+        return self._pace.launch_due_ns(running.launched_ns, running.prefill_tokens, prefills)
+
+    def _launch_next(self) -> bool:
+        """Plan and launch one step; False when nothing can be launched before results are read."""
+        decision = batcher.plan(self._batch_state(), self.budget)
+        while decision.preempt is not None:
+            self._preempt(decision.preempt)
+            decision = batcher.plan(self._batch_state(), self.budget)
+        step = None if decision.drain else self._build(decision)
+        if step is None:
+            return False
+        launched_ns = time.monotonic_ns()
+        try:
+            self.runner.launch(step)
+        except Exception as error:  # whatever broke, it must cost the sequences of this step at most
+            self._step_failed(step, error)
+            return True
+        taken_ns = time.monotonic_ns() - launched_ns
+        prefill_tokens = sum(len(chunk.ids) for chunk in step.prefill)
+        self._pace.note_launch(taken_ns, prefill_tokens, len(step.decode_slots))
+        if self._meter is not None:
+            self._meter.launched(taken_ns, bool(step.prefill))
+        self._step_launched(decision, step, prefill_tokens, launched_ns)
+        return True
+
+    def _batch_state(self) -> BatchState:
+        in_flight, free_blocks = bool(self._in_flight), self.residency.pool.free_blocks
+        while self._suspects:
+            suspect = self._suspects[0]
+            if suspect.prefill_left or suspect.decodable:
+                return BatchState([suspect], (), free_blocks, 0, in_flight)
+            self._suspects.popleft()
+        candidates = self.residency.candidates(self.waiting)
+        free_slots = self.residency.free_slots
+        return BatchState(
+            self.running,
+            candidates,
+            free_blocks,
+            free_slots,
+            in_flight,
+            self._waiting_tokens,
+            self._pace.prompt_share,
+        )
+
+    def _build(self, decision: Decision) -> StepPlan | None:
+        """Take blocks and slots for a decision and describe the step; None when it has no work."""
+        self.residency.take(decision.grow, decision.admit)
+        chunks = list(decision.prefill)
+        for admission in decision.admit:
+            sequence = self.waiting.popleft()
+            assert sequence is admission.candidate.sequence
+            if not sequence.prefill_start_ns:
+                self._prompt_tokens += sequence.prompt_tokens
+            self._waiting_tokens -= sequence.known_tokens
+            self.running.append(sequence)
+            chunks.append((sequence, admission.chunk_tokens))
+        if not chunks and not decision.decode:
+            return None
+        prefill = [
+            PrefillChunk(s.slot, s.stored, s.prefill_ids[s.stored : s.stored + count], count == s.prefill_left)
+            for s, count in chunks
+        ]
+        sampling = [s for s, count in chunks if count == s.prefill_left] + list(decision.decode)
+        self._steps += 1
+        changes = self.residency.changes
+        return StepPlan(
+            step_id=self._steps,
+            releases=tuple(changes.releases),
+            inits=tuple(changes.inits.values()),
+            block_updates=changes.block_updates(),
+            prefill=prefill,
+            decode_slots=[s.slot for s in decision.decode],
+            max_context_tokens=max((s.stored + 1 for s in decision.decode), default=0),
+            features=features_of(sampling),
+        )
+
+    def _step_launched(self, decision: Decision, step: StepPlan, prefill_tokens: int, launched_ns: int) -> None:
+        self.residency.changes.clear()
+        by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
+        rows: list[SequenceState] = []
+        prefilling: list[SequenceState] = []
+        for chunk in step.prefill:
+            sequence = by_slot[chunk.slot]
+            sequence.prefill_start_ns = sequence.prefill_start_ns or launched_ns
+            sequence.stored += len(chunk.ids)
+            if chunk.last:
+                sequence.promised += 1
+            (rows if chunk.last else prefilling).append(sequence)
+            self.residency.register_blocks(sequence)
+        for sequence in decision.decode:
+            sequence.stored += 1
+            sequence.promised += 1
+        rows += decision.decode
+        self._in_flight.append(_Launched(rows, prefilling, prefill_tokens, launched_ns))
+        if self._suspects:
+            self._suspects.popleft()
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        """Give way: blocks and slot go back, the sequence waits at the head of the line with its output."""
+        self._preemptions += 1
+        self._release(sequence)
+        self._waiting_tokens += sequence.known_tokens
+        self.waiting.appendleft(sequence)
+
+    # -- results -------------------------------------------------------------------------------------
+
+    def _collect(self, wait: bool) -> StepResult | None:
+        while self._in_flight:
+            try:
+                return self.runner.collect(wait)
+            except Exception as error:
+                # A step broke on the device. What it was to store is not there; steps behind it may have read that.
+                lost = [s for step in self._in_flight for s in (*step.rows, *step.prefilling)]
+                self._in_flight.popleft()
+                self.residency.pool.forget_all()
+                self._end_all(lost, FinishCode.ERROR, str(error))
+        return None
+
+    def _apply(self, result: StepResult, launched: _Launched) -> None:
+        """Hand new tokens to their sequences and end those that finished."""
+        taken_ns = self._pace.note(result, launched.prefill_tokens)
+        if self._meter is not None and not launched.prefill_tokens:
+            self._meter.decode_step.note(taken_ns)
+        changed, ended, broken = [], [], []
+        block_tokens = self.spec.block_tokens
+        with self.outbox.lock:
+            rows = zip(launched.rows, result.tokens.tolist(), result.finish.tolist(), strict=True)
+            for row, (sequence, token, code) in enumerate(rows):
+                if token < 0 or sequence.finish:
+                    continue
+                if code == FinishCode.ERROR:
+                    broken.append(sequence)
+                    continue
+                sequence.output_ids.append(token)
+                sequence.latest_token_ns = result.finished_ns
+                sequence.first_token_ns = sequence.first_token_ns or result.finished_ns
+                if not sequence.plain:
+                    _keep_logprobs(sequence, result, row)
+                if sequence.stored >= (sequence.registered_blocks + 1) * block_tokens:
+                    self.residency.register_blocks(sequence)
+                changed.append(sequence)
+                if code:
+                    ended.append((sequence, FinishCode(code)))
+            self._output_tokens += len(changed)
+            for sequence, finish in ended:
+                self._end(sequence, finish)
+            self.outbox.publish([*changed, *self._end_broken(broken)], self.load())
+
+    def _end_broken(self, broken: list[SequenceState]) -> list[SequenceState]:
+        """Their logits were not finite. Whoever read cached blocks may have got that from another's, and is tried once
+        more on blocks of its own; the others end. Returns those; the caller holds the outbox's lock and publishes."""
+        self.residency.distrust(broken, self.running)
+        ended = [sequence for sequence in broken if not sequence.reused_tokens]
+        for sequence in broken:
+            if sequence.reused_tokens:
+                sequence.takes_cached = False
+                self._preempt(sequence)
+            else:
+                self._end(sequence, FinishCode.ERROR, "the model's logits are not finite")
+        return ended
+
+    def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
+        with self.outbox.lock:
+            live = list(dict.fromkeys(sequence for sequence in sequences if not sequence.finish))
+            if finish == FinishCode.ERROR:
+                self.residency.distrust(live, self.running)
+            for sequence in live:
+                self._end(sequence, finish, error)
+            self.outbox.publish(live, self.load())
+
+    def _end(self, sequence: SequenceState, finish: FinishCode, error: str = "") -> None:
+        """Once per sequence; the caller holds the outbox's lock and publishes."""
+        sequence.finish, sequence.error = finish, error
+        del self._live[sequence.seq_id]
+        if self._meter is not None and not self._live:
+            self._meter.busy = False  # from here on nobody waits for the device
+        if sequence.slot == NO_SLOT:
+            self.waiting.remove(sequence)
+            self._waiting_tokens -= sequence.known_tokens
+        else:
+            self._release(sequence)
+
+    def _release(self, sequence: SequenceState) -> None:
+        self.residency.release(sequence)
+        self.running.remove(sequence)
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+
+    def _step_failed(self, step: StepPlan, error: Exception) -> None:
+        """The step did not happen, or not all of it. A single concerned sequence fails; several are tried again one by
+        one, where a prompt ended with a new row: a first token that was chosen already must not count."""
+        slots = set(error.slots) if isinstance(error, StepFailed) else set()
+        slots = slots or {chunk.slot for chunk in step.prefill} | set(step.decode_slots)
+        concerned = [sequence for sequence in self.running if sequence.slot in slots]
+        if len(concerned) > 1:
+            prompt_ends = {chunk.slot for chunk in step.prefill if chunk.last}
+            for sequence in concerned:
+                if sequence.slot in prompt_ends:
+                    self.residency.rewind(sequence)
+            self._suspects = deque(concerned)
+        else:
+            self._end_all(concerned, FinishCode.ERROR, f"{type(error).__name__}: {error}")
+
+    # -- views ---------------------------------------------------------------------------------------
+
+    def load(self) -> LoadSnapshot:
+        prefilling = [s.prefill_tokens - s.stored for s in self.running if s.stored < s.prefill_tokens]
+        spec = self.spec
+        return LoadSnapshot(
+            running=len(self.running) - len(prefilling),
+            waiting=len(self.waiting) + len(prefilling),
+            waiting_tokens=self._waiting_tokens + sum(prefilling),
+            free_blocks=self.residency.pool.free_blocks,
+            total_blocks=self.residency.pool.total_blocks,
+            block_tokens=spec.block_tokens,
+            max_sequences=spec.num_slots,
+            max_context_tokens=spec.max_context_tokens,
+            decode_step_ns=self._pace.decode_step_ns,
+            prefill_token_ns=self._pace.prefill_token_ns,
+            steps=self._steps,
+            preemptions=self._preemptions,
+            prefix_hit_tokens=self.residency.hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Sequences, slots and blocks are each in one place. Raises AssertionError."""
+        self.residency.check_integrity(self.running)
+        assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        assert set(self._live.values()) == {*self.running, *self.waiting}, "a sequence was lost"
+        assert self._waiting_tokens == sum(s.known_tokens for s in self.waiting), "waiting tokens are miscounted"
+
+
+def _keep_logprobs(sequence: SequenceState, result: StepResult, row: int) -> None:
+    count = sequence.request.sampling.logprobs
+    if count is None:
+        return
+    assert result.logprobs is not None
+    sequence.logprobs.append(float(result.logprobs[row]))
+    if count and result.top_ids is not None and result.top_logprobs is not None:
+        sequence.top.append((result.top_ids[row, :count], result.top_logprobs[row, :count]))
+
+
+def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
+    """The least that serves every row which samples in a step."""
+    sequences = [sequence for sequence in sequences if not sequence.plain]
+    if not sequences:
+        return SamplingFeatures()
+    sampling = [sequence.request.sampling for sequence in sequences]
+    drawn = [s for s in sampling if not s.greedy]
+    return SamplingFeatures(
+        sampled=bool(drawn),
+        filtered=any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in drawn),
+        penalised=any(s.penalised for s in sampling),
+        bad_words=any(sequence.request.bad_words for sequence in sequences),
+        top_logprobs=max((-1 if s.logprobs is None else s.logprobs for s in sampling), default=-1),
+    )

@@ -1,0 +1,90 @@
+"""How long steps take: moving averages for the scheduler's estimates, the depth of launch-ahead and its moment.
+
+Owned by the core's thread; knows nothing about sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..step import StepResult
+
+_SHARE = 0.1  # weight of the newest step
+_TURNOVER_SHARE = 1 / 128  # the same where it is about sequences, which last for many steps
+LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
+SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
+_RECENT_STEPS = 8  # of a kind
+_COST_DECAY = 0.98  # of the costliest launch, at each launch
+
+
+class Pace:
+    """Decode steps are timed when they carry no prefill; a prefill's time is what it adds to a decode step.
+
+    Time and tokens of prefill are averaged apart: a step that prefills the last six tokens of a cached prompt
+    says little about the price of a token and must not weigh as much as one that prefills a thousand.
+    """
+
+    def __init__(self) -> None:
+        self.decode_step_ns = 0
+        self._prefill_ns = self._prefill_tokens = 0.0
+        self._previous_finish_ns = 0
+        # (prefill tokens, ns) of the latest steps of a kind: those whose tokens have the same number of binary digits
+        self._recent: dict[int, deque[tuple[int, int]]] = {}
+        self._launch_ns = {False: 0.0, True: 0.0}  # host time of a launch, with prefill or without
+        self._launched_tokens = self._launched_rows = 0.0  # prompt tokens and decode rows of a step
+
+    @property
+    def prefill_token_ns(self) -> int:
+        """0 until a prefill was timed."""
+        return int(self._prefill_ns / self._prefill_tokens) if self._prefill_tokens else 0
+
+    def note(self, result: StepResult, prefill_tokens: int) -> int:
+        """The step's time in ns. A step launched ahead starts when its predecessor ends."""
+        taken_ns = result.finished_ns - max(result.launched_ns, self._previous_finish_ns)
+        self._previous_finish_ns = result.finished_ns
+        if prefill_tokens:
+            self._prefill_ns = _average(self._prefill_ns, max(0, taken_ns - self.decode_step_ns))
+            self._prefill_tokens = _average(self._prefill_tokens, prefill_tokens)
+        else:
+            self.decode_step_ns = int(_average(self.decode_step_ns, taken_ns))
+        recent = self._recent.setdefault(prefill_tokens.bit_length(), deque(maxlen=_RECENT_STEPS))
+        recent.append((prefill_tokens, taken_ns))
+        return taken_ns
+
+    @property
+    def prompt_share(self) -> float:
+        """Prompt tokens that were prefilled lately for each row that decoded; 0 before any did."""
+        return self._launched_tokens / self._launched_rows if self._launched_rows else 0.0
+
+    def note_launch(self, taken_ns: int, prefill_tokens: int, decode_rows: int) -> None:
+        """What a launch carried and the host time it took. The costliest counts, and is forgotten slowly."""
+        kind = prefill_tokens > 0
+        self._launch_ns[kind] = max(taken_ns, self._launch_ns[kind] * _COST_DECAY)
+        self._launched_tokens += _TURNOVER_SHARE * (prefill_tokens - self._launched_tokens)
+        self._launched_rows += _TURNOVER_SHARE * (decode_rows - self._launched_rows)
+
+    def launch_due_ns(self, running_since_ns: int, prefill_tokens: int, with_prefill: bool) -> int:
+        """When to launch the step behind the only one on the device, which was launched at `running_since_ns` and
+        prefills so many tokens; monotonic ns. Early enough for the device not to wait, going by the shortest of the
+        latest steps of its kind (a smaller prefill never takes longer, and never less than its share of a larger
+        one): whoever arrives until then joins the step instead of waiting for it. 0: none of that kind was timed.
+        """
+        recent = self._recent.get(prefill_tokens.bit_length())
+        if recent is None:
+            return 0
+        takes_ns = min(ns * min(1.0, prefill_tokens / tokens) if tokens else ns for tokens, ns in recent)
+        ends_ns = max(running_since_ns, self._previous_finish_ns) + takes_ns
+        return int(ends_ns - self._launch_ns[with_prefill] - SLACK_NS)
+
+    def steps_ahead(self, most: int) -> int:
+        """Launches to keep waiting behind the running step: as many as LAUNCH_AHEAD_NS holds, 1 to `most`.
+
+        A prompt that arrives waits for all of them, so long steps need fewer; 0 where nothing is launched ahead.
+        """
+        if most == 0 or self.decode_step_ns == 0:
+            return most
+        return min(most, max(1, -(-LAUNCH_AHEAD_NS // self.decode_step_ns)))
+
+
+def _average(old: float, new: float) -> float:
+    return old + _SHARE * (new - old) if old else new

@@ -1,0 +1,125 @@
+"""Where running sequences live: slots, KV blocks, and the row changes that tell the device about both.
+
+Owns slot numbers, the block pool and what the next step must carry. One thread, the core's. Knows nothing
+about who should run or in what order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..step import RunnerSpec, SlotInit
+from .batcher import Admission, Candidate
+from .kv_blocks import BlockPool
+from .row_changes import RowChanges
+from .sequence import NO_SLOT, SequenceState
+
+
+class Residency:
+    """`admit` / `release` are a pair; `grow` and `register_blocks` act in between."""
+
+    def __init__(self, spec: RunnerSpec, prefix_cache: bool) -> None:
+        self.pool = BlockPool(spec.num_blocks, prefix_cache)
+        self.changes = RowChanges()
+        self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
+        self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
+        self._free_slots = list(range(spec.num_slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def candidates(self, waiting: Iterable[SequenceState]) -> Iterator[Candidate]:
+        """What admitting each would take. Evaluated only as far as the batcher looks."""
+        for sequence in waiting:
+            tokens = sequence.known_tokens
+            hits: list[int] = []
+            if self.pool.prefix_cache and sequence.takes_cached:
+                # The last token is always computed: its logits are needed.
+                full_blocks = (tokens - 1) // self._block_tokens
+                hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks))
+            fresh = -(-tokens // self._block_tokens) - len(hits)
+            yield Candidate(sequence, tokens, hits, fresh + self.pool.unreferenced(hits))
+
+    def take(self, grow: Iterable[tuple[SequenceState, int]], admissions: Sequence[Admission]) -> None:
+        """Blocks and slots for one step. All shares come before any allocation, which might evict a hit."""
+        for admission in admissions:
+            self.pool.share(admission.candidate.cached_blocks)
+        for sequence, count in grow:
+            self._add_blocks(sequence, count)
+        for admission in admissions:
+            self._admit(admission)
+
+    def _admit(self, admission: Admission) -> None:
+        sequence, hits = admission.candidate.sequence, admission.candidate.cached_blocks
+        slot = self._free_slots.pop()
+        cached_tokens = len(hits) * self._block_tokens
+        if not sequence.prefill_start_ns:  # a preempted one finds its own blocks again
+            self.hit_tokens += cached_tokens
+        sequence.begin(slot, list(hits), cached_tokens)
+        sequence.gives_cached = True
+        self._open_row(sequence)
+        blocks = -(-admission.candidate.tokens // self._block_tokens) + admission.reserve_blocks
+        self._add_blocks(sequence, blocks - len(hits))
+
+    def rewind(self, sequence: SequenceState) -> None:
+        """Begin the row anew on the same blocks: whatever a step that failed half-way did to it is undone.
+
+        For a sequence that has not decoded in this slot: its blocks hold all known tokens.
+        """
+        assert sequence.promised == len(sequence.output_ids), "a step that decodes it is in flight"
+        self.changes.release(sequence.slot)
+        sequence.begin(sequence.slot, sequence.blocks, sequence.reused_tokens)
+        self._open_row(sequence)
+
+    def _open_row(self, sequence: SequenceState) -> None:
+        request = sequence.request
+        self.changes.init(
+            SlotInit(
+                slot=sequence.slot,
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                stop_ids=tuple(request.stop_ids),
+                bad_words=request.bad_words,
+                output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
+            )
+        )
+        self.changes.add_blocks(sequence.slot, 0, sequence.blocks)
+
+    def _add_blocks(self, sequence: SequenceState, count: int) -> None:
+        blocks = self.pool.allocate(count)
+        self.changes.add_blocks(sequence.slot, len(sequence.blocks), blocks)
+        sequence.blocks.extend(blocks)
+
+    def register_blocks(self, sequence: SequenceState) -> None:
+        """Let others share the full blocks whose content is known and whose writing was launched."""
+        full = min(sequence.stored, sequence.known_tokens) // self._block_tokens
+        if self.pool.prefix_cache and sequence.gives_cached and full > sequence.registered_blocks:
+            names = sequence.block_hashes(self._block_tokens, full)
+            for index in range(sequence.registered_blocks, full):
+                self.pool.register(sequence.blocks[index], names[index], names[index - 1] if index else None)
+            sequence.registered_blocks = full
+
+    def distrust(self, sequences: Sequence[SequenceState], running: Iterable[SequenceState]) -> None:
+        """These ended in error: what they stored may be wrong. Their blocks are not found any more, and `running`
+        ones that share them make no others findable."""
+        doubtful = {block for sequence in sequences for block in sequence.blocks}
+        if doubtful:
+            self.pool.forget(doubtful)
+            for sequence in running:
+                sequence.gives_cached &= doubtful.isdisjoint(sequence.blocks)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Blocks and slot may be reused by the next launch: steps already launched run before it."""
+        self.pool.free(sequence.blocks)
+        self.changes.release(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.blocks, sequence.slot = [], NO_SLOT
+
+    def check_integrity(self, running: Sequence[SequenceState]) -> None:
+        """Slots and blocks are each in one place. Raises AssertionError."""
+        self.pool.check_integrity()
+        slots = [sequence.slot for sequence in running]
+        assert sorted(slots + self._free_slots) == list(range(self._num_slots)), "a slot was lost"
+        held = {block for sequence in running for block in sequence.blocks}
+        assert len(held) == self.pool.total_blocks - self.pool.free_blocks, "a block has no owner"

@@ -1,0 +1,117 @@
+"""One sequence as the host sees it: what was launched for it, what is known of it, what was told of it.
+
+Owned by the core's thread, except that the outbox reads tokens and stamps under its lock. Knows nothing
+about other sequences, blocks' contents or the device.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...contracts import EngineRequest, FinishCode, Float32Array, Int32Array
+from .kv_blocks import chain_hash, root_hash
+
+NO_SLOT = -1
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """`stored` and `promised` run ahead of `output_ids` by what is launched and not read yet.
+
+    While decoding, stored == prompt tokens + promised - 1: the newest token's K and V come with the next step.
+    """
+
+    request: EngineRequest
+    output_budget: int  # output tokens at most, the context's end included
+    accepted_ns: int
+    arrival: int  # order of acceptance; the newest is preempted first
+
+    slot: int = NO_SLOT
+    blocks: list[int] = field(default_factory=list)
+    prefill_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # prompt, and output if resumed
+    prefill_tokens: int = 0  # length of prefill_ids
+    stored: int = 0  # tokens whose K and V the launched steps store
+    promised: int = 0  # output tokens that the launched steps sample
+    output_ids: list[int] = field(default_factory=list)
+    finish: FinishCode = FinishCode.RUNNING
+    error: str = ""
+
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    prefill_start_ns: int = 0
+    first_token_ns: int = 0
+    latest_token_ns: int = 0
+    logprobs: list[float] = field(default_factory=list)  # where asked for, one per output token that was not sent yet
+    top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
+    sent: int = 0  # output tokens that the outbox has handed out
+    registered_blocks: int = 0  # full blocks that the prefix cache knows
+    reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
+    takes_cached: bool = True  # cleared once what it found there may have been wrong
+    gives_cached: bool = True  # likewise what it holds
+    plain: bool = field(init=False)  # greedy and nothing else; most are, and need no look at their parameters
+    _hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        special = sampling.penalised or self.request.bad_words or sampling.logprobs is not None
+        self.plain = sampling.greedy and not special
+
+    @property
+    def seq_id(self) -> int:
+        return self.request.seq_id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def prefill_left(self) -> int:
+        """Tokens still to be prefilled; meaningful while the sequence holds a slot."""
+        return max(0, self.prefill_tokens - self.stored)
+
+    @property
+    def decodable(self) -> bool:
+        """The next launched step may decode it."""
+        return self.stored >= self.prefill_tokens and self.promised < self.output_budget
+
+    def ids_between(self, start: int, end: int) -> Int32Array:
+        """Known tokens [start, end) of prompt and output."""
+        prompt = self.request.prompt_ids
+        outputs = self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+        return np.concatenate((prompt[start:end], np.asarray(outputs, np.int32)))
+
+    def _content(self, start: int, end: int) -> bytes:
+        """`ids_between` as bytes; mostly of a few output tokens, for which an array of numpy's is slow to make."""
+        prompt = self.request.prompt_ids
+        content = prompt[start:end].tobytes() if start < len(prompt) else b""
+        if end > len(prompt):
+            content += array("i", self.output_ids[max(0, start - len(prompt)) : end - len(prompt)]).tobytes()
+        return content
+
+    def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
+        """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
+        if not self.prefill_start_ns:
+            self.cached_tokens = cached_tokens
+        self.slot, self.blocks = slot, blocks
+        self.prefill_ids = self.ids_between(0, self.known_tokens)
+        self.prefill_tokens = len(self.prefill_ids)
+        self.stored, self.promised = cached_tokens, len(self.output_ids)
+        self.reused_tokens, self.registered_blocks = cached_tokens, 0
+
+    def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
+        """Names of the first `count` full blocks of the known tokens."""
+        known = len(self._hashes)
+        if known < count:
+            content = self._content(known * block_tokens, count * block_tokens)
+            block_bytes = len(content) // (count - known)
+            parent = self._hashes[-1] if self._hashes else root_hash(self.request.prefix_salt)
+            for start in range(0, len(content), block_bytes):
+                parent = chain_hash(parent, content[start : start + block_bytes])
+                self._hashes.append(parent)
+        return self._hashes[:count]

@@ -1,0 +1,151 @@
+"""A model from a GGUF file, which holds every weight of it and nothing else: what is missing, left over or turned by
+other frequencies is refused by name. transformers' own loader fills gaps with random numbers and drops the rest.
+
+How each architecture's weights are laid out is transformers' knowledge, how types are unpacked that of gguf.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from ....contracts import ConfigError
+from ....model_facts.gguf_header import GgufHeader, GgufTensor, kind_name, read_gguf, tensor_bytes
+from ..weight_names import refuse_names, refuse_report
+from .config import gguf_config, local_base, rotary_dimensions
+from .rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, frequencies, read_factors
+
+_FREQUENCIES = {FACTORS, SHORT_FACTORS, LONG_FACTORS}  # in the configuration, not among the weights
+
+
+def read_gguf_config(path: Path) -> PreTrainedConfig:
+    """Raises ConfigError naming what the header says and transformers cannot."""
+    header = read_gguf(path)
+    return gguf_config(path, header, read_factors(path, header))
+
+
+def load_gguf(
+    path: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: Any
+) -> PreTrainedModel:
+    """The model of `config`, which is `read_gguf_config(path)`, with the file's weights: in float32 no digit of an
+    unpacked value is lost. `options` go to transformers' `from_pretrained`. Raises ConfigError."""
+    header = read_gguf(path)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    model, report = type(empty).from_pretrained(
+        None,
+        config=config,
+        state_dict=_read_weights(path, header, empty, dtype),
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # to name them
+        **options,
+    )
+    refuse_report(path, report)
+    _check_frequencies(path, header, model)
+    return model
+
+
+def check_gguf(path: Path, config: PreTrainedConfig, **options: Any) -> None:
+    """Everything that `load_gguf` refuses and that can be told without the weights. Raises ConfigError."""
+    header = read_gguf(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, **options)
+    processor = _processor(header, model)
+    names = _model_names(header, model, processor)
+    made = {names[key] for tensor in header.tensors if (key := _key(tensor, names)) is not None}
+    needed = {processor.preprocess_name(weight) for weight in model.state_dict()} - set(model.all_tied_weights_keys)
+    refuse_names(path, "are missing", needed - made)
+    _refuse_unused(path, header, names)
+
+
+def _processor(header: GgufHeader, model: PreTrainedModel) -> TensorProcessor:
+    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+
+
+def _key(tensor: GgufTensor, names: Mapping[str, str]) -> str | None:
+    """Under which `names` has it: stacked experts go by a name without the suffix, and several into one weight."""
+    return next((key for key in (tensor.name, tensor.name.removesuffix(".weight")) if key in names), None)
+
+
+def _refuse_unused(path: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
+    without = [tensor.name for tensor in header.tensors if _key(tensor, names) is None]
+    unused = set(without) - _FREQUENCIES
+    refuse_names(path, "are not used by the model that its header describes", unused)
+
+
+def _read_weights(
+    path: Path, header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Every tensor of the file under the model's names. Raises ConfigError for those that the model has no use for."""
+    processor = _processor(header, model)
+    names = _model_names(header, model, processor)
+    _refuse_unused(path, header, names)
+    weights: dict[str, torch.Tensor] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for tensor in header.tensors:
+            if _key(tensor, names) is None:
+                continue
+            result = processor.process(
+                weights=_unpack(path, data, tensor),
+                name=tensor.name,
+                tensor_key_mapping=names,
+                parsed_parameters={"tensors": weights},
+            )
+            if result.name is not None:
+                weights[names[result.name]] = torch.from_numpy(np.array(result.weights)).to(dtype)
+    return weights
+
+
+def _unpack(path: Path, data: mmap.mmap, tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    import gguf  # here and below: only whoever has such a file needs it
+
+    raw = np.frombuffer(data, np.uint8, tensor_bytes(tensor), tensor.offset).copy()  # the map is closed afterwards
+    try:
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        unpacked = gguf.dequantize(raw.reshape(*tensor.shape[:-1], -1), kind)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"{path}: {tensor.name} is of type {kind_name(tensor.kind)}, which gguf cannot unpack"
+        ) from error
+    return np.asarray(unpacked, np.float32)
+
+
+def _model_names(header: GgufHeader, model: PreTrainedModel, processor: TensorProcessor) -> dict[str, str]:
+    """The model's name of each tensor that its weights are made of."""
+    import gguf
+
+    [architecture] = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture]
+    known = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    names: dict[str, str] = {}
+    for weight in model.state_dict():
+        weight = processor.preprocess_name(weight)
+        stem, dot, suffix = weight.rpartition(".")
+        if suffix not in ("weight", "bias"):
+            stem, dot, suffix = weight, "", ""
+        if (name := known.get_name(stem)) is not None:
+            names[name + dot + suffix] = weight
+        else:
+            processor.perform_fallback_tensor_mapping(names, dot + suffix, "", weight)
+    return names
+
+
+def _check_frequencies(path: Path, header: GgufHeader, model: PreTrainedModel) -> None:
+    """Every rotary embedding turns as the file says. Raises ConfigError."""
+    values, dimensions = header.of_architecture(), rotary_dimensions(header)
+    wanted = frequencies(values, read_factors(path, header), dimensions)
+    local = frequencies({"rope.freq_base": local_base(header)}, {}, dimensions)
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            said = local if "sliding_attention" in name else wanted
+            built = buffer.detach().to("cpu", torch.float64).numpy()
+            if built.shape != said.shape or not np.allclose(built, said, rtol=1e-5, atol=0):
+                kind = model.config.model_type
+                raise ConfigError(f"{path}: transformers' {kind} cannot turn positions as the file says ({name})")

@@ -1,0 +1,194 @@
+"""Weights into memory: a Hugging Face folder, a GGUF file, a hub id, or random weights from a config.
+
+Owns where the files come from and which dtype they get. The modelling code is transformers' own; whether
+it can be served is `support.py`'s verdict. Runs in the loading thread. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ...config import EngineConfig
+from ...contracts import ConfigError
+from ...model_facts.folder import read_folder
+from ...model_facts.token_ids import check_token_ids
+from ...model_facts.weight_files import read_weights
+from .gguf.model import check_gguf, load_gguf, read_gguf_config
+from .packed import ATTENTION_NAME, LayerShape
+from .support import UnsupportedModel, check_config, inspect_model, stated_context
+from .weight_names import refuse_report
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is known to be servable, on its device, in inference mode."""
+
+    model: PreTrainedModel
+    layers: list[LayerShape]
+    vocab_size: int
+    max_context_tokens: int  # the model's own limit
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"engine.device: {name} is not there; this process sees {torch.cuda.device_count()} CUDA devices"
+        )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """float32 on CPUs, where bfloat16 is emulated and slow; bfloat16 on CUDA. Raises ConfigError."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"engine.dtype: given {name!r}, allowed: auto, {', '.join(sorted(_DTYPES))}")
+    return _DTYPES[name]
+
+
+def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> LoadedModel:
+    """Load and check. Raises ConfigError (UnsupportedModel among them) with the reason."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    on_progress(f"reading the configuration of {path.name}")
+    if path.is_dir():
+        check_token_ids(read_folder(path))
+        if not config.random_weights:
+            read_weights(path)
+    model_config = read_config(path)
+    on_progress(f"loading weights as {dtype} on {device}")
+    model = _build(model_config, dtype, device, config, path)
+    model.eval().requires_grad_(False)
+    context_tokens = fix_rotary_context(model)
+    on_progress("checking that its attention can be served")
+    layers = inspect_model(model)
+    text = model.config.get_text_config()
+    return LoadedModel(model, layers, text.vocab_size, context_tokens)
+
+
+def read_config(path: Path) -> PreTrainedConfig:
+    """The configuration of a folder, a GGUF file or a hub id, of a kind that can be served. Raises ConfigError."""
+    if path.suffix == ".gguf":
+        config = read_gguf_config(path)
+    else:
+        try:
+            config = AutoConfig.from_pretrained(_source(path), local_files_only=path.is_dir())
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"{path}: no readable model configuration: {error}") from error
+    check_config(config)
+    if config.get_text_config() is not config:
+        check_config(config.get_text_config())
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
+    return config
+
+
+def check_model(path: Path) -> None:
+    """Everything about a folder or GGUF file that makes `load_model` refuse it and that needs no weight's value: what
+    its attention computes is left to be seen. Raises ConfigError."""
+    config = read_config(path)
+    try:
+        if path.suffix == ".gguf":
+            check_gguf(path, config, attn_implementation=ATTENTION_NAME)
+            return
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    except KeyError as error:
+        _refuse_attention(config, error)
+        raise
+    weights = read_weights(path)
+    if weights is None:
+        return
+    _, report = type(empty).from_pretrained(
+        None,
+        config=config,
+        state_dict={name: torch.empty(weight.shape, device="meta") for name, weight in weights.items()},
+        device_map={"": "meta"},
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    refuse_report(path, report)
+
+
+def _refuse_attention(config: PreTrainedConfig, error: KeyError) -> None:
+    """Raises UnsupportedModel for the error of modelling code that looks for our attention in a list of its own."""
+    if error.args == (ATTENTION_NAME,):
+        reason = "its modelling code does not use transformers' attention interface"
+        raise UnsupportedModel(f"{config.model_type}: {reason}") from None
+
+
+def _source(path: Path) -> str:
+    """What `from_pretrained` takes: a folder or a hub id."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path}: has no config.json")
+        return str(path)
+    text = os.fspath(path)
+    if path.is_absolute() or text.count("/") > 1 or text.startswith("."):
+        raise ConfigError(f"{path}: no such model folder or file")
+    return text
+
+
+def _build(
+    model_config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, config: EngineConfig, path: Path
+) -> PreTrainedModel:
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    try:
+        if config.random_weights:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+                torch.manual_seed(config.random_weights_seed)
+                return AutoModelForCausalLM.from_config(model_config, **options)
+        options["device_map"] = {"": device}
+        if path.suffix == ".gguf":
+            return load_gguf(path, model_config, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            _source(path),
+            config=model_config,
+            local_files_only=path.is_dir(),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to name them
+            **options,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{path}: the weights do not fit into the memory of {device}") from error
+    except KeyError as error:
+        _refuse_attention(model_config, error)
+        raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error!r}") from error
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{path}: {model_config.model_type} cannot be loaded: {error}") from error
+    refuse_report(path, report)
+    return model
+
+
+def fix_rotary_context(model: PreTrainedModel) -> int:
+    """The model's context limit; stops rotary embeddings that rescale themselves as a batch grows.
+
+    `dynamic` and `longrope` choose their frequencies by the longest position of the whole batch, which would
+    let one request change another's text. They are held at the frequencies of the original training length,
+    and the context ends there.
+    """
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+            module.rope_type = "default"
+    return stated_context(model.config.get_text_config())

@@ -1,0 +1,20 @@
+"""How many threads torch computes with: what this process may use, never more.
+
+Too many are far worse than too few: the threads of one product wait for each other, and for whoever is busy
+on their core.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ...placement import cgroup_quota_cores, usable_cores
+
+
+def limit_threads(configured: int) -> int:
+    """Set and return torch's intra-op threads; 0: the usable cores less one for the server, at least 1."""
+    threads = configured or max(1, usable_cores(len(os.sched_getaffinity(0)), cgroup_quota_cores()) - 1)
+    torch.set_num_threads(threads)
+    return threads

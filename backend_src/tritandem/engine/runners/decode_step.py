@@ -1,0 +1,204 @@
+"""One decode step on CUDA as a fixed sequence of launches: slots -> model -> sample -> slots -> report ring.
+
+Owns the step's input rows, its scratch tensors and the report ring. Everything is of fixed shape for a batch
+size and set of sampling features, so that `graphs.py` can capture it. Core thread, current stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ...contracts import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FinishCode
+from ..attention.paged import next_power_of_two
+from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
+from ..rows.pack import PassBatch, PassInputs, begin_pass
+from ..rows.state import RECENT_TOKENS, SlotState
+from ..sampling.sampler import sample
+from ..step import SamplingFeatures
+
+GREEDY = SamplingFeatures()
+_ARGMAX_PARTS = 32
+_KEPT_AT_ONCE = 8192  # logits that one program copies
+WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
+
+
+class DecodeForward(Protocol):
+    """Logits [R, V] of one token a row; `rows` int64 [R] are slots, `batch` has no block tables of its own."""
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where reports go: `ring` int32 [depth, words] (pinned), `record` int64 [1] the number of the next one."""
+
+    ring: torch.Tensor
+    record: torch.Tensor
+
+
+class DecodeStep:
+    """The step for up to `max_rows` rows; the slots that decode stand in `rows` (padding: the pad slot)."""
+
+    def __init__(
+        self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int, max_firsts: int = 0
+    ) -> None:
+        """`max_firsts`: rows beside `max_rows` that `choose` may be given."""
+        device = state.last_token.device
+        self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
+        self._pad_rows = self.rows.clone()
+        self._state, self._forward, self._report = state, forward, report
+        self._rehearsal = Report(torch.zeros_like(report.ring[:1], device=device), torch.zeros_like(report.record))
+        self._always = torch.ones(1, dtype=torch.int32, device=device)
+        self._best = torch.empty((max_rows + max_firsts, _ARGMAX_PARTS), dtype=torch.float32, device=device)
+        self._best_ids = torch.empty_like(self._best, dtype=torch.int32)
+
+    def enqueue(self, bucket: int, features: SamplingFeatures, rehearsal: bool = False) -> None:
+        """Launch one step over the first `bucket` rows. A rehearsal compiles the kernels and leaves no trace."""
+        ids, positions, context_lens, rows = self.begin(bucket, rehearsal)
+        logits = self._forward(ids, positions, rows, context_lens)
+        self.choose(logits, rows, features, bucket, rehearsal)
+
+    def begin(self, bucket: int, rehearsal: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Read what the first `bucket` rows feed to the model and count the report up.
+
+        Returns ids and positions (int64 [bucket]), context lengths (int32, 0 for idle rows) and the rows' slots.
+        """
+        rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
+        state = self._state
+        ids, positions = torch.empty_like(rows), torch.empty_like(rows)
+        context_lens = torch.empty(bucket, dtype=torch.int32, device=rows.device)
+        begin_kernel[(bucket,)](
+            rows,
+            state.last_token,
+            state.length,
+            state.finished.view(torch.uint8),
+            ids,
+            positions,
+            context_lens,
+            (self._rehearsal if rehearsal else self._report).record,
+            num_warps=1,
+        )
+        return ids, positions, context_lens, rows
+
+    def begin_pass(
+        self, inputs: PassInputs, bucket: int, choosing: torch.Tensor, block_tokens: int, rehearsal: bool
+    ) -> tuple[PassBatch, torch.Tensor]:
+        """The same for a pass of the first `bucket` rows (0 is allowed) and the chunks in `inputs`: what the model is
+        fed and the rows' slots. `choosing` int64 [bucket + C] takes the slots that the pass has logits for."""
+        rows = (self._pad_rows if rehearsal else self.rows)[:bucket]
+        record = (self._rehearsal if rehearsal else self._report).record
+        return begin_pass(inputs, self._state, rows, choosing, block_tokens, record), rows
+
+    def choose(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        features: SamplingFeatures,
+        decoding: int,
+        rehearsal: bool = False,
+    ) -> None:
+        """Next tokens of `rows` (int64 [R] slots) from logits [R, V]: pick, advance the slots, report.
+
+        The first `decoding` of them have stored one more token, so their length goes up too.
+        """
+        report = self._rehearsal if rehearsal else self._report
+        if features == GREEDY:
+            self._pick(logits, rows, report, self._always, decoding)
+            return
+        state, count = self._state, rows.shape[0]
+        sampled = sample(logits.float(), rows, state, features)
+        grown = rows[:decoding]
+        state.length[grown] += (~state.finished[grown]).to(torch.int32)
+        tokens, finish = state.advance(rows, sampled.tokens, sampled.broken, features.penalised)
+        top_ids, top_logprobs = sampled.top_ids, sampled.top_logprobs
+        alternatives = top_ids.shape[1] if top_ids is not None else 0
+        report_kernel[(count,)](
+            tokens,
+            finish,
+            sampled.logprobs if sampled.logprobs is not None else tokens,
+            top_ids if top_ids is not None else tokens,
+            top_logprobs.contiguous() if top_logprobs is not None else tokens,
+            report.record,
+            report.ring,
+            report.ring.shape[0],
+            report.ring.shape[1],
+            count,
+            K=alternatives,
+            K_PAD=next_power_of_two(max(1, alternatives)),
+            HAS_LOGPROBS=sampled.logprobs is not None,
+            num_warps=1,
+        )
+
+    def choose_if(
+        self,
+        active: torch.Tensor,
+        logits: torch.Tensor,
+        kept: torch.Tensor,
+        rows: torch.Tensor,
+        decoding: int,
+        rehearsal: bool,
+    ) -> None:
+        """`choose` greedily where `active` (int32 [1]) holds; else nothing changes, and `logits` [R, V] are copied to
+        `kept` for a `choose` that follows and reports into the same record."""
+        count = logits.numel()
+        keep_logits_kernel[(-(-count // _KEPT_AT_ONCE),)](logits, kept, active, count, BLOCK=_KEPT_AT_ONCE, num_warps=8)
+        self._pick(logits, rows, self._rehearsal if rehearsal else self._report, active, decoding)
+
+    def _pick(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        report: Report,
+        active: torch.Tensor,
+        decoding: int,
+    ) -> None:
+        state, (count, vocab_size) = self._state, logits.shape
+        finished = state.finished.view(torch.uint8)
+        argmax_kernel[(count, _ARGMAX_PARTS)](
+            logits,
+            rows,
+            active,
+            state.produced,
+            finished,
+            state.min_tokens,
+            state.stop_ids,
+            self._best,
+            self._best_ids,
+            vocab_size,
+            STOPS=MAX_STOP_TOKEN_IDS,
+            PARTS=_ARGMAX_PARTS,
+            BLOCK_V=min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS))),
+            num_warps=4,
+        )
+        greedy_advance_kernel[(count,)](
+            self._best,
+            self._best_ids,
+            rows,
+            active,
+            decoding,
+            state.last_token,
+            state.length,
+            state.remaining,
+            state.produced,
+            finished,
+            state.stop_ids,
+            state.recent,
+            report.record,
+            report.ring,
+            report.ring.shape[0],
+            report.ring.shape[1],
+            count,
+            PARTS=_ARGMAX_PARTS,
+            STOPS=MAX_STOP_TOKEN_IDS,
+            RECENT=RECENT_TOKENS,
+            RECENT_PAD=next_power_of_two(RECENT_TOKENS),
+            STOP_CODE=int(FinishCode.STOP),
+            LENGTH_CODE=int(FinishCode.LENGTH),
+            ERROR_CODE=int(FinishCode.ERROR),
+            num_warps=1,
+        )

@@ -1,0 +1,159 @@
+"""Where the chunks of one request go: a ResponseSink over Triton's response sender.
+
+Owns the output tensors and the rule of exactly one FINAL per request. Called from the scheduler's sender
+threads, one at a time per request; `send` blocks for a process round trip.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ...contracts import Chunk, TokenLogprob, TritandemError
+from ...telemetry.duration_counts import DurationCounts
+from ..request.decoder import ReturnOptions
+from ..stub_2_51.finished_calls import FinishedCalls
+from .replies import FINAL, send_error
+
+
+class TritonSink:
+    """Sends what the client asked for and nothing else.
+
+    `wanted` are the output names the client listed (Triton fills in all of them when it listed none).
+    Raises RuntimeError for anything after the last response, and for a chunk that is not the last when the
+    client wants one response: HTTP `generate` fails on a second one.
+    """
+
+    def __init__(
+        self,
+        sender: Any,
+        returns: ReturnOptions,
+        wanted: Collection[str],
+        token_text: Callable[[int], str],
+        finished_calls: FinishedCalls,
+        send_times: DurationCounts | None = None,
+    ) -> None:
+        self._sender = sender
+        self._send_times = send_times
+        self._returns = returns
+        self._wanted = frozenset(wanted)
+        self._token_text = token_text
+        self._ended = False
+        # Triton frees what `is_cancelled` asks about when FINAL goes out: asking at that moment ends the server.
+        self._ending = threading.Lock()
+        self._finished_calls = finished_calls
+
+    def hand_over(self, submit: Callable[[], None]) -> None:
+        """Run what gives this sink to its owner. When that raises, the request is answered elsewhere."""
+        self._finished_calls.opened(self)
+        try:
+            submit()
+        except BaseException:
+            self._end()
+            raise
+
+    def send(self, chunk: Chunk) -> None:
+        self._check_open()
+        if not self._returns.output.stream:
+            raise RuntimeError("a second response for a client that wants one")
+        self._hand_to_triton(self._response(chunk))
+
+    def finish(self, chunk: Chunk) -> None:
+        self._check_open()
+        response = self._response(chunk)  # before the end: where it cannot be made, an error still can be sent
+        self._end()
+        self._hand_to_triton(response, FINAL)
+
+    def fail(self, error: TritandemError) -> None:
+        self._end()
+        send_error(self._sender, error)
+
+    def cancelled(self) -> bool:
+        with self._ending:
+            return not self._ended and bool(self._sender.is_cancelled())
+
+    def asked(self) -> bool:
+        """A Witness of finished_calls. A yes of `is_cancelled` may be remembered, a no never is."""
+        with self._ending:
+            return not self._ended and not self._sender.is_cancelled()
+
+    def _hand_to_triton(self, response: Any, flags: int = 0) -> None:
+        begun_ns = time.monotonic_ns()
+        self._sender.send(response, flags=flags)
+        if self._send_times is not None:
+            self._send_times.note(time.monotonic_ns() - begun_ns)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise RuntimeError("a response after the last one")
+
+    def _end(self) -> None:
+        with self._ending:
+            self._check_open()
+            self._ended = True
+        self._finished_calls.closed(self)
+
+    def _response(self, chunk: Chunk) -> Any:
+        arrays = self._every_response(chunk)
+        if chunk.finish_reason is not None:
+            arrays |= self._last_response(chunk)
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _every_response(self, chunk: Chunk) -> dict[str, Any]:
+        names = self._returns.names
+        arrays: dict[str, Any] = {"text_output": _text(chunk.text)}
+        if "num_input_tokens" in names:
+            arrays["num_input_tokens"] = np.array([chunk.num_input_tokens], np.uint32)
+        if "num_output_tokens" in names:
+            arrays["num_output_tokens"] = np.array([chunk.num_output_tokens], np.uint32)
+        if "cumulative_logprob" in names:
+            arrays["cumulative_logprob"] = np.array([chunk.cumulative_logprob], np.float32)
+        if "logprobs" in names:
+            arrays["logprobs"] = _text(logprobs_json(chunk.logprobs, self._token_text))
+        if "output_log_probs" in names:
+            arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
+            arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
+        return arrays
+
+    def _last_response(self, chunk: Chunk) -> dict[str, Any]:
+        arrays: dict[str, Any] = {"cached_tokens": np.array([chunk.cached_tokens], np.uint32)}
+        if "finish_reason" in self._returns.names and chunk.finish_reason is not None:
+            arrays["finish_reason"] = _text(chunk.finish_reason.value)
+        if "used_seed" in self._returns.names:
+            arrays["used_seed"] = np.array([chunk.seed], np.uint64)
+        if chunk.outcome is not None:
+            arrays["outcome"] = _text(chunk.outcome.value)
+        if chunk.stamps is not None:
+            arrays["stamps"] = np.array(astuple(chunk.stamps), np.int64)
+        return arrays
+
+
+def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int], str]) -> str:
+    """As the vLLM backend writes it: a list with one {id: {logprob, rank, decoded_token}} per token.
+
+    The chosen token comes first; its rank is null when it is not among the reported alternatives.
+    """
+    tokens = []
+    for one in logprobs:
+        ranks = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(one.top, start=1)}
+        rank_of_chosen = ranks[one.token_id][0] if one.token_id in ranks else None
+        entry = {one.token_id: (rank_of_chosen, one.logprob), **ranks}
+        tokens.append(
+            {
+                str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": token_text(token_id)}
+                for token_id, (rank, logprob) in entry.items()
+            }
+        )
+    return json.dumps(tokens)
+
+
+def _text(text: str) -> Any:
+    return np.array([text.encode()], dtype=np.object_)

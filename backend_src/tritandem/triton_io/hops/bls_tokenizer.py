@@ -1,0 +1,121 @@
+"""Ids for requests that reach the scheduler with text: asks the model `tokenizer` over BLS.
+
+Owns two small pools of threads, each thread blocked in one call: concurrent calls meet in the tokenizer's dynamic
+batcher, so that batching and its CPU pool are shared with the ensemble. Long texts have a pool of their own, because
+they may take a hundred times as long: short ones never wait for them. `execute` never waits here. Who goes next is
+`text_turns`' to say.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ...contracts import DeadlineExpired, EngineFailed, Int32Array, Saturated, TritandemError
+from ..answer.replies import log_failure
+from ..request.prompt_source import PromptSource
+from . import handover
+from .handover import Handover
+from .text_turns import TextTurns, Turn
+from .waiting_texts import RETRY_AFTER_S, WaitingTexts
+
+THREADS = 8  # of each pool
+LONG_CHARS = 16384
+QUEUE_FULL = "Exceeds maximum queue size"  # Triton's own words
+
+
+class BlsTokenizer:
+    """Calls come from Triton's thread; `then` and `failed` run on a thread of a pool. `max_waiting` texts at most wait
+    here for their ids."""
+
+    def __init__(self, max_waiting: int, model_name: str = "tokenizer", threads: int = THREADS) -> None:
+        self._waiting, self._model_name = WaitingTexts(max_waiting), model_name
+        self._short, self._long = TextTurns(), TextTurns()
+        self._threads = [
+            threading.Thread(target=_work, args=(turns,), name=f"bls-tokenize-{kind}{i}", daemon=True)
+            for turns, kind in ((self._short, ""), (self._long, "long-"))
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(
+        self,
+        prompt: PromptSource,
+        turn: Turn,
+        then: Callable[[Int32Array, int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later. Raises Saturated."""
+
+        def run() -> None:
+            try:
+                if turn.deadline_ns is not None and time.monotonic_ns() >= turn.deadline_ns:
+                    raise DeadlineExpired("the deadline passed before the text was tokenized")
+                handed = self._encode(prompt, turn)
+                if handed.refusal is not None:
+                    raise handed.refusal
+            except Exception as error:
+                failed(error)
+            else:
+                then(handed.ids, handed.tokenized_ns)
+            finally:
+                self._waiting.leave(turn.tenant, turn.priority)
+
+        pool = self._long if prompt.chars > LONG_CHARS else self._short
+        self._waiting.enter(turn.tenant, turn.priority)
+        pool.put(turn, run)
+
+    def hurry(self, request_id: str) -> None:
+        """The texts of this id go next: somebody waits for the end of their requests."""
+        self._short.hurry(request_id)
+        self._long.hurry(request_id)
+
+    def close(self) -> None:
+        """Wait for all that was submitted."""
+        self._short.close()
+        self._long.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _encode(self, prompt: PromptSource, turn: Turn) -> Handover:
+        inputs, parameters = [], {}
+        if turn.tenant:
+            parameters["tenant"] = turn.tenant
+        if prompt.text is not None:
+            inputs.append(pb_utils.Tensor("text_input", np.array([[prompt.text.encode()]], dtype=np.object_)))
+        else:
+            # A request without any tensor cannot be made; `stop` false says nothing.
+            inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))
+            parameters["messages"] = json.dumps(prompt.messages)
+        request = pb_utils.InferenceRequest(
+            model_name=self._model_name,
+            requested_output_names=handover.OUTPUTS,
+            inputs=inputs,
+            request_id=turn.request_id,
+            parameters=parameters,
+        )
+        response = request.exec()
+        if response.has_error():
+            raise _failure(response.error().message())
+        return handover.unpack({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
+
+
+def _work(turns: TextTurns) -> None:
+    while (run := turns.take()) is not None:
+        try:
+            run()
+        except Exception as error:  # what `then` and `failed` raise ends no thread
+            log_failure(error)
+
+
+def _failure(message: str) -> TritandemError:
+    """Triton's own words; the tokenizer's come as a refusal."""
+    if QUEUE_FULL in message:
+        return Saturated("the tokenizer's queue is full", RETRY_AFTER_S)
+    return EngineFailed(f"tokenizer: {message}")

@@ -1,0 +1,213 @@
+"""The engine's messages as a few flat arrays: requests in, token batches and load snapshots out.
+
+Owns the layout of both sides of the hop; every message is at most three tensors because each tensor costs.
+No JSON in the token path (only errors, which are rare, carry text). Pure; knows nothing about Triton, nor about the
+key that stands before a call's header (see inner_key).
+
+    call     header int64: [op, n, ...rows]        tokens int32: all prompts, stop ids and bad words, joined
+    batch    header int64: [R, T, K, ...load, ...rows]    tokens int32: [T] + top ids [T*K]
+             floats float32 (only with log-probabilities): [T] + top log-probabilities [T*K]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ...contracts import (
+    EngineRequest,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    LoadSnapshot,
+    SamplingParams,
+    TokenBatch,
+    TritandemError,
+)
+from .. import error_codec
+
+
+class Op(IntEnum):
+    SUBMIT = 1
+    CANCEL = 2
+    STREAM = 3
+    LOAD = 4
+    END_STREAM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WireBatch:
+    """A TokenBatch as it travels."""
+
+    header: Int64Array
+    tokens: Int32Array
+    floats: Float32Array | None = None
+    errors: bytes | None = None  # JSON {row: message}
+
+
+# --------------------------------------------------------------------------------------------------
+# Requests
+# --------------------------------------------------------------------------------------------------
+
+# One row of int64 a request; floats travel as their float64 bits.
+_SAMPLING = tuple(f.name for f in fields(SamplingParams))
+_FLOATS = frozenset(("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
+_NONE = -1  # logprobs: not asked for
+_HEAD = 5  # seq_id, prompt tokens, stop ids, bad words, prefix salt
+_ROW = _HEAD + len(_SAMPLING)
+
+
+def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Array]:
+    """header and tokens of a submit call; the lengths of bad words follow the rows, request by request."""
+    rows = np.empty((len(requests), _ROW), np.int64)
+    word_lengths: list[int] = []
+    parts: list[Int32Array] = []
+    for row, request in zip(rows, requests, strict=True):
+        lengths = (len(request.prompt_ids), len(request.stop_ids), len(request.bad_words))
+        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
+        row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
+        word_lengths.extend(len(word) for word in request.bad_words)
+        parts.append(request.prompt_ids)
+        parts.append(np.array([*request.stop_ids, *(i for word in request.bad_words for i in word)], np.int32))
+    # Every part int64 by itself: an empty list would count as float64, in which long integers lose their end.
+    head, tail = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(word_lengths, np.int64)
+    header: Int64Array = np.concatenate((head, rows.reshape(-1), tail))
+    return header, np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
+
+
+def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]:
+    """Raises InvalidRequest for sampling values out of range. The arrays are copied from."""
+    count = int(header[1])
+    rows = header[2 : 2 + count * _ROW].reshape(count, _ROW)
+    word_lengths = iter(header[2 + count * _ROW :].tolist())
+    position = 0
+
+    def take(length: int) -> Int32Array:
+        nonlocal position
+        position += length
+        return tokens[position - length : position]
+
+    requests = []
+    for row in rows:
+        seq_id, prompt_tokens, stop_ids, bad_words, prefix_salt = (int(value) for value in row[:_HEAD])
+        sampling: dict[str, Any] = {
+            name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[_HEAD:], strict=True)
+        }
+        requests.append(
+            EngineRequest(
+                seq_id=seq_id,
+                prompt_ids=np.array(take(prompt_tokens)),
+                sampling=SamplingParams(**sampling),
+                stop_ids=tuple(take(stop_ids).tolist()),
+                bad_words=tuple(tuple(take(next(word_lengths)).tolist()) for _ in range(bad_words)),
+                prefix_salt=prefix_salt,
+            )
+        )
+    return requests
+
+
+def pack_call(op: Op, seq_ids: Sequence[int] = ()) -> Int64Array:
+    """header of a cancel, stream or load call."""
+    return np.array([op, len(seq_ids), *seq_ids], np.int64)
+
+
+def unpack_cancel(header: Int64Array) -> list[int]:
+    ids: list[int] = header[2 : 2 + int(header[1])].tolist()
+    return ids
+
+
+def _to_int64(name: str, value: float | int | None) -> int:
+    if name in _FLOATS:
+        return int(np.float64(value).view(np.int64))
+    return _NONE if value is None else int(value)
+
+
+def _from_int64(name: str, value: np.int64) -> float | int | None:
+    if name in _FLOATS:
+        return float(value.view(np.float64))
+    if name == "logprobs" and value == _NONE:
+        return None
+    return int(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors
+# --------------------------------------------------------------------------------------------------
+
+
+def pack_errors(errors: Sequence[TritandemError | None]) -> bytes:
+    """JSON [[index, ...error_codec]] of the refused ones; b"" when all were accepted."""
+    rows = [[i, *error_codec.pack(error)] for i, error in enumerate(errors) if error is not None]
+    return json.dumps(rows).encode() if rows else b""
+
+
+def unpack_errors(text: bytes, count: int) -> list[TritandemError | None]:
+    errors: list[TritandemError | None] = [None] * count
+    for index, *fields_ in json.loads(text) if text else ():
+        errors[index] = error_codec.unpack(fields_)
+    return errors
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches
+# --------------------------------------------------------------------------------------------------
+
+_LOAD = len(fields(LoadSnapshot))
+_PREFIX = 3 + _LOAD
+_COLUMNS = 8  # seq_id, tokens, finish, cached tokens, 4 stamps
+
+
+def pack_load(load: LoadSnapshot) -> Int64Array:
+    return np.array(astuple(load), np.int64)
+
+
+def unpack_load(row: Int64Array) -> LoadSnapshot:
+    return LoadSnapshot(*row.tolist())
+
+
+def pack_batch(batch: TokenBatch) -> WireBatch:
+    rows, tokens = len(batch.seq_ids), len(batch.tokens)
+    width = 0 if batch.top_ids is None else batch.top_ids.shape[1]
+    header = np.empty(_PREFIX + rows * _COLUMNS, np.int64)
+    header[:3] = rows, tokens, width
+    header[3:_PREFIX] = astuple(batch.load)
+    table = header[_PREFIX:].reshape(rows, _COLUMNS)
+    table[:, 0], table[:, 1] = batch.seq_ids, batch.token_counts
+    table[:, 2], table[:, 3] = batch.finish, batch.cached_tokens
+    table[:, 4:] = batch.stamps_ns
+    all_tokens, floats = batch.tokens, batch.logprobs
+    if batch.top_ids is not None and batch.top_logprobs is not None and floats is not None:
+        all_tokens = np.concatenate((all_tokens, batch.top_ids.reshape(-1)), dtype=np.int32)
+        floats = np.concatenate((floats, batch.top_logprobs.reshape(-1)), dtype=np.float32)
+    errors = json.dumps(batch.errors).encode() if batch.errors else None
+    return WireBatch(header, all_tokens, floats, errors)
+
+
+def unpack_batch(wire: WireBatch) -> TokenBatch:
+    """Copies out of the arrays, which may be borrowed."""
+    rows, tokens, width = (int(value) for value in wire.header[:3])
+    table = wire.header[_PREFIX:].reshape(rows, _COLUMNS)
+    logprobs = top_ids = top_logprobs = None
+    if wire.floats is not None:
+        logprobs = np.array(wire.floats[:tokens])
+        if width:
+            top_ids = np.array(wire.tokens[tokens:]).reshape(tokens, width)
+            top_logprobs = np.array(wire.floats[tokens:]).reshape(tokens, width)
+    return TokenBatch(
+        seq_ids=np.array(table[:, 0]),
+        token_counts=table[:, 1].astype(np.int32),
+        tokens=np.array(wire.tokens[:tokens]),
+        finish=table[:, 2].astype(np.uint8),
+        cached_tokens=table[:, 3].astype(np.int32),
+        stamps_ns=np.array(table[:, 4:]),
+        load=unpack_load(wire.header[3:_PREFIX]),
+        logprobs=logprobs,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        errors={int(row): message for row, message in json.loads(wire.errors).items()} if wire.errors else {},
+    )

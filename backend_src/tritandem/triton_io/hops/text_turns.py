@@ -1,0 +1,116 @@
+"""Whose text goes to the tokenizer next: tenants take turns, and within a tenant a higher class goes first.
+
+Owns the waiting texts of one pool of threads. What somebody waits for already goes before all others: texts whose
+deadline has passed, and those of requests that are to stop. Knows nothing about texts. Any thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...contracts import PriorityClass
+
+MIN_DEADLINES = 64  # fewer are kept as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is known of a request whose text waits. `deadline_ns`: monotonic; None: none."""
+
+    request_id: str = ""
+    tenant: str = ""
+    priority: PriorityClass = PriorityClass.NORMAL
+    deadline_ns: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    turn: Turn
+    run: Callable[[], None]
+    taken: bool = field(default=False)
+
+
+class TextTurns:
+    """Of each `put` the `run` is handed to one `take`. After `close`, `take` gives what is left, and then None."""
+
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._of_tenant: OrderedDict[str, list[deque[_Waiting]]] = OrderedDict()  # by class; who is next stands first
+        self._urgent: deque[_Waiting] = deque()
+        self._deadlines: list[tuple[int, int, _Waiting]] = []
+        self._of_id: dict[str, list[_Waiting]] = {}
+        self._numbers = itertools.count()
+        self._closed = False
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, turn: Turn, run: Callable[[], None]) -> None:
+        waiting = _Waiting(turn, run)
+        with self._changed:
+            classes = self._of_tenant.get(turn.tenant)
+            if classes is None:
+                classes = self._of_tenant[turn.tenant] = [deque() for _ in PriorityClass]
+            classes[turn.priority].append(waiting)
+            if turn.deadline_ns is not None:
+                heapq.heappush(self._deadlines, (turn.deadline_ns, next(self._numbers), waiting))
+            if turn.request_id:
+                self._of_id.setdefault(turn.request_id, []).append(waiting)
+            self._count += 1
+            self._changed.notify()
+
+    def hurry(self, request_id: str) -> None:
+        """The texts of this id go next."""
+        with self._changed:
+            self._urgent.extend(self._of_id.get(request_id, ()))
+
+    def take(self) -> Callable[[], None] | None:
+        """Waits while there is none."""
+        with self._changed:
+            while (waiting := self._next()) is None:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            self._leave(waiting)
+            return waiting.run
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> _Waiting | None:
+        while self._urgent:
+            if not (waiting := self._urgent.popleft()).taken:
+                return waiting
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            if not (waiting := heapq.heappop(self._deadlines)[2]).taken:
+                return waiting
+        while self._of_tenant:
+            tenant, classes = next(iter(self._of_tenant.items()))
+            queue = next((its for its in classes if its), None)
+            if queue is None:
+                del self._of_tenant[tenant]
+            elif not (waiting := queue.popleft()).taken:
+                self._of_tenant.move_to_end(tenant)
+                return waiting
+        return None
+
+    def _leave(self, waiting: _Waiting) -> None:
+        waiting.taken = True
+        self._count -= 1
+        if same_id := self._of_id.get(waiting.turn.request_id):
+            same_id.remove(waiting)
+            if not same_id:
+                del self._of_id[waiting.turn.request_id]
+        if len(self._deadlines) > max(MIN_DEADLINES, 2 * self._count):  # those of texts that were taken in time
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].taken]
+            heapq.heapify(self._deadlines)

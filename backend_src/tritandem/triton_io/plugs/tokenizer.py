@@ -1,0 +1,162 @@
+"""The model `tokenizer`: text, chat or ids in, ids and stamps out; one `execute` serves many requests.
+
+A caller that takes the output `refusal` gets errors there, so that the scheduler, the next to hear, ends every
+request; anybody else gets error responses.
+
+`execute` returns before long texts are done: each request has its own response sender, so that a short text
+never waits for a long one in its batch, and the dynamic batcher goes on. Responses are sent from Triton's
+thread for short texts and from the tokenizer's pool for long ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from ...contracts import Int32Array, TritandemError
+from ..answer.replies import FINAL, answer_each, public_error, send_error
+from ..hops import handover
+from ..hops.handover import Handover
+from ..hops.inner_key import InnerKey
+from ..hops.waiting_texts import WaitingTexts
+from ..request.incoming import read_arrays, read_id, read_parameters_text
+from ..request.prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
+from ..request.schema import REFUSAL
+from ..request.tensor_values import Inputs
+
+# Ids of a request that has no prompt because it stops another one; the scheduler does not read them.
+_STOP_IDS: Int32Array = np.zeros(1, np.int32)
+
+
+class Encoded(Protocol):
+    @property
+    def ids(self) -> Int32Array: ...
+
+
+class Tokenizer(Protocol):
+    """What is used of `tokenizer.TextTokenizer`."""
+
+    def submit(self, text: str, *, max_tokens: int | None) -> Future[Any]: ...
+
+    def submit_chat(self, messages: Sequence[dict[str, Any]], *, max_tokens: int | None) -> Future[Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Publisher(Protocol):
+    """What is used of `telemetry.publisher.Publisher`."""
+
+    def close(self) -> None: ...
+
+
+class TokenizerPlug:
+    """Answers every request exactly once, with ids or with the error of that request alone.
+
+    Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `max_waiting` texts at
+    most wait for their ids. `key` seals what it hands over. `note` hears of every text that was encoded. `publisher`,
+    if any, has been started and is closed here.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        key: InnerKey,
+        max_tokens: int | None = None,
+        note: Callable[[Any], None] | None = None,
+        publisher: Publisher | None = None,
+        max_waiting: int = sys.maxsize,
+    ) -> None:
+        self._tokenizer, self._key = tokenizer, key
+        self._waiting = WaitingTexts(max_waiting)
+        self._max_tokens = max_tokens
+        self._note = note
+        self._publisher = publisher
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Short texts are answered when this returns, long ones later."""
+        received_ns = time.monotonic_ns()
+        prompts: list[tuple[int, PromptSource, str, _Reply]] = []
+
+        def read(request: Any, sender: Any) -> None:
+            reply = _Reply(sender, REFUSAL.name in request.requested_output_names(), received_ns, self._key)
+            try:
+                read_id(request)
+                parameters = read_parameters(read_parameters_text(request))
+                prompt, tenant = read_prompt(Inputs(read_arrays(request)), parameters), read_tenant(parameters)
+                prompts.append((prompt.chars, prompt, tenant, reply))
+            except Exception as error:
+                reply.refuse(error)
+
+        answer_each(requests, read)
+        for _, prompt, tenant, reply in sorted(prompts, key=lambda entry: entry[0]):
+            try:
+                self._encode(prompt, tenant, reply)
+            except Exception as error:
+                reply.refuse(error)
+
+    def close(self) -> None:
+        """Wait for the texts that are still being encoded; nothing is sent afterwards."""
+        self._tokenizer.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _encode(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
+        if prompt.text is None and prompt.messages is None:
+            reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
+            return
+        self._waiting.enter(tenant)
+        try:
+            future = self._submit(prompt)
+        except BaseException:
+            self._waiting.leave(tenant)
+            raise
+        future.add_done_callback(lambda _: self._waiting.leave(tenant))
+        if self._note is not None:
+            future.add_done_callback(self._noted)
+        future.add_done_callback(reply.settle)
+
+    def _submit(self, prompt: PromptSource) -> Future[Any]:
+        if prompt.text is not None:
+            return self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
+        return self._tokenizer.submit_chat(prompt.messages or [], max_tokens=self._max_tokens)
+
+    def _noted(self, done: Future[Any]) -> None:
+        if self._note is not None and done.exception() is None:
+            self._note(done.result())
+
+
+class _Reply:
+    """The one answer to one request. Nothing here raises."""
+
+    def __init__(self, sender: Any, takes_refusals: bool, received_ns: int, key: InnerKey) -> None:
+        self._sender, self._takes_refusals = sender, takes_refusals
+        self._received_ns, self._key = received_ns, key
+
+    def settle(self, done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self.answer(done.result().ids)
+        else:
+            self.refuse(error)
+
+    def refuse(self, error: BaseException) -> None:
+        if self._takes_refusals:
+            self.answer(_STOP_IDS, public_error(error))
+        else:
+            send_error(self._sender, error)
+
+    def answer(self, ids: Int32Array, refusal: TritandemError | None = None) -> None:
+        try:
+            arrays = handover.pack(Handover(ids, self._received_ns, time.monotonic_ns(), refusal), self._key)
+            if not self._takes_refusals:
+                del arrays[REFUSAL.name]
+            tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)
+        except Exception as error:
+            send_error(self._sender, error)

@@ -1,0 +1,226 @@
+"""Tensors and parameters of one request -> a validated GenerationRequest.
+
+Two steps, because on the direct path the text becomes ids in between: `decode` reads everything that does
+not need ids, `complete` adds them and checks the limits of model and engine. Pure; no Triton, no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...contracts import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+    GenerationRequest,
+    Int32Array,
+    InvalidRequest,
+    OutputOptions,
+    PriorityClass,
+)
+from .client_numbers import read_whole
+from .incoming import check_id
+from .prompt_source import PromptSource, read_prompt, read_tenant
+from .sampling_fields import SamplingFields, is_sampling_name, merge
+from .schema import OUTPUTS_OF_FLAG
+from .tensor_values import Inputs
+
+MAX_DEADLINE_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a request is checked against."""
+
+    max_context_tokens: int
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    default_max_tokens: int
+    default_priority: PriorityClass
+    default_deadline_s: float  # 0: none
+    encode_word: Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOptions:
+    """What the scheduler must gather (`output`), and the names of the outputs that were asked for by flags."""
+
+    output: OutputOptions
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request without its ids."""
+
+    request_id: str
+    prompt: PromptSource
+    fields: SamplingFields
+    returns: ReturnOptions
+    priority: PriorityClass | None
+    tenant: str
+    deadline_ms: int | None
+    received_ns: int
+    trace_parent: str = ""
+
+
+def decode(
+    request_id: str, inputs: Inputs, parameters: Mapping[str, Any], received_ns: int, trace_parent: str = ""
+) -> Draft:
+    """Read one request. `parameters` come from `prompt_source.read_parameters`. Raises InvalidRequest."""
+    prompt = read_prompt(inputs, parameters)
+    sampling_parameters = {name: value for name, value in parameters.items() if is_sampling_name(name)}
+    return Draft(
+        request_id=read_request_id(request_id, parameters),
+        prompt=prompt,
+        fields=merge(inputs, sampling_parameters),
+        returns=_read_returns(inputs, prompt),
+        priority=_read_priority(inputs.text("priority"), parameters.get("priority_class")),
+        tenant=read_tenant(parameters),
+        deadline_ms=_read_deadline(inputs.number("deadline_ms"), parameters.get("deadline_ms")),
+        received_ns=received_ns,
+        trace_parent=trace_parent,
+    )
+
+
+def read_request_id(request_id: str, parameters: Mapping[str, Any]) -> str:
+    """The id that the protocol carried, else the one among the parameters; "": none. Raises InvalidRequest."""
+    for name in ("request_id", "id"):
+        given = check_id(name, parameters.get(name, ""))
+        request_id = request_id or given
+    return request_id
+
+
+def deadline_ns(draft: Draft, limits: ModelLimits) -> int | None:
+    """The client's own, or the server's default; None: none."""
+    deadline_s = limits.default_deadline_s if draft.deadline_ms is None else draft.deadline_ms / 1e3
+    return draft.received_ns + int(deadline_s * 1e9) if deadline_s else None
+
+
+def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: ModelLimits) -> GenerationRequest:
+    """Add the prompt's ids and check what depends on model and engine. Raises InvalidRequest."""
+    _check_ids(draft.prompt, input_ids, limits)
+    room = limits.max_context_tokens - len(input_ids)
+    if room < 1:
+        allowed = f"at most {limits.max_context_tokens - 1} tokens (context {limits.max_context_tokens})"
+        raise InvalidRequest(draft.prompt.field_name, f"{len(input_ids)} tokens", allowed)
+    output = draft.returns.output
+    wants_logprobs = output.logprobs or output.cumulative_logprob
+    sampling = draft.fields.sampling(min(limits.default_max_tokens, room), 0 if wants_logprobs else None)
+    if sampling.max_tokens > room:
+        allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
+        raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)
+    return GenerationRequest(
+        request_id=draft.request_id,
+        input_ids=input_ids,
+        sampling=sampling,
+        prompt_text=None if output.exclude_input else draft.prompt.text,
+        stop_words=draft.fields.stop_words,
+        stop_ids=_stop_ids(draft.fields, limits),
+        bad_words=tuple(_bad_word(word, limits) for word in draft.fields.bad_words),
+        output=output,
+        priority=limits.default_priority if draft.priority is None else draft.priority,
+        tenant=draft.tenant,
+        deadline_ns=deadline_ns(draft, limits),
+        received_ns=draft.received_ns,
+        tokenized_ns=tokenized_ns,
+        trace_parent=draft.trace_parent,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts that need no ids
+# --------------------------------------------------------------------------------------------------
+
+
+def _read_returns(inputs: Inputs, prompt: PromptSource) -> ReturnOptions:
+    stream = bool(inputs.flag("stream"))
+    exclude = inputs.flag("exclude_input_in_output")
+    if prompt.text is None and exclude is False and not prompt.stop:
+        raise InvalidRequest("exclude_input_in_output", False, "true without text_input")
+    if exclude is None:
+        # As the vLLM backend does: one response repeats the prompt, a stream does not.
+        exclude = stream or prompt.text is None
+    names = _asked_for(inputs)
+    return ReturnOptions(
+        OutputOptions(
+            stream=stream,
+            exclude_input=exclude,
+            finish_reason="finish_reason" in names,
+            num_input_tokens="num_input_tokens" in names,
+            num_output_tokens="num_output_tokens" in names,
+            cumulative_logprob="cumulative_logprob" in names or "cum_log_probs" in names,
+            logprobs="logprobs" in names or "output_log_probs" in names,
+        ),
+        names,
+    )
+
+
+def _asked_for(inputs: Inputs) -> frozenset[str]:
+    names: set[str] = set()
+    for flag, outputs in OUTPUTS_OF_FLAG.items():
+        value = inputs.flag(flag)
+        if value or (value is None and flag == "return_finish_reason"):
+            names.update(outputs)
+    return frozenset(names)
+
+
+def _read_priority(tensor: str | None, parameter: object) -> PriorityClass | None:
+    names = {given for given in (tensor, parameter) if given is not None}
+    if not names:
+        return None
+    allowed = ", ".join(one.name.lower() for one in PriorityClass)
+    if len(names) > 1:
+        raise InvalidRequest("priority", f"{tensor!r} and {parameter!r}", f"one of {allowed}")
+    name = names.pop()
+    if not isinstance(name, str) or name.upper() not in PriorityClass.__members__:
+        raise InvalidRequest("priority", name, f"one of {allowed}")
+    return PriorityClass[name.upper()]
+
+
+def _read_deadline(tensor: int | float | None, parameter: object) -> int | None:
+    allowed = f"a whole number of milliseconds in 1..{MAX_DEADLINE_MS}"
+    if tensor is not None and parameter is not None and tensor != parameter:
+        raise InvalidRequest("deadline_ms", f"{tensor!r} and {parameter!r}", allowed)
+    value = parameter if tensor is None else tensor
+    if value is None:
+        return None
+    milliseconds = read_whole("deadline_ms", value, allowed)
+    if not 1 <= milliseconds <= MAX_DEADLINE_MS:
+        raise InvalidRequest("deadline_ms", value, allowed)
+    return milliseconds
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts that need the model's limits
+# --------------------------------------------------------------------------------------------------
+
+
+def _check_ids(prompt: PromptSource, input_ids: Int32Array, limits: ModelLimits) -> None:
+    if not len(input_ids):
+        raise InvalidRequest(prompt.field_name, "a prompt without tokens", "at least one token")
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= limits.vocab_size:
+        raise InvalidRequest("input_ids", low if low < 0 else high, f"ids in 0..{limits.vocab_size - 1}")
+
+
+def _stop_ids(fields: SamplingFields, limits: ModelLimits) -> tuple[int, ...]:
+    ends = limits.end_ids if fields.end_id is None else (fields.end_id,)
+    if fields.ignore_eos or fields.end_id == -1:
+        ends = ()
+    stop_ids = tuple(dict.fromkeys((*ends, *fields.stop_token_ids)))
+    for name, ids in (("end_id", ends), ("stop_token_ids", fields.stop_token_ids)):
+        for token_id in ids:
+            if not 0 <= token_id < limits.vocab_size:
+                raise InvalidRequest(name, token_id, f"ids in 0..{limits.vocab_size - 1}")
+    if len(stop_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest("stop_token_ids", f"{len(stop_ids)} with the end tokens", f"at most {MAX_STOP_TOKEN_IDS}")
+    return stop_ids
+
+
+def _bad_word(word: str, limits: ModelLimits) -> tuple[int, ...]:
+    ids = tuple(limits.encode_word(word))
+    if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
+        raise InvalidRequest("bad_words", word, f"words of 1..{MAX_BAD_WORD_TOKENS} tokens ({len(ids)} here)")
+    return ids

@@ -1,0 +1,238 @@
+"""Typed tensors, `sampling_parameters` JSON and request parameters -> one set of sampling fields.
+
+Pure. A field may come from several sources as long as they agree; what is not understood is refused by
+name. Numbers may be written as JSON strings ("0.1"), as Triton's vLLM samples do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...contracts import (
+    MAX_BAD_WORDS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOP_WORD_CHARS,
+    MAX_STOP_WORDS,
+    InvalidRequest,
+    SamplingParams,
+)
+from . import client_json
+from .client_numbers import read_real, read_whole
+from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
+from .tensor_values import Inputs
+
+MAX_JSON_CHARS = 1 << 20
+SEED_BITS = 53  # of a random seed: what every reader of JSON keeps, so that it can be sent back
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFields:
+    """What the client asked for; `numbers` are keyword arguments of SamplingParams, absent: default."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    stop_words: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    end_id: int | None = None
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Whether the model's own end tokens end nothing."""
+        return bool(self.numbers.get("ignore_eos", False))
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """Apply the defaults: greedy unless sampling was asked for, a random seed for who samples without one.
+
+        Raises InvalidRequest.
+        """
+        numbers = dict(self.numbers)
+        numbers.pop("ignore_eos", None)
+        numbers.setdefault("max_tokens", max_tokens)
+        numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
+        if numbers.get("top_k") == -1:
+            numbers["top_k"] = 0
+        if numbers.get("logprobs") is None:
+            numbers["logprobs"] = logprobs
+        if numbers["temperature"]:
+            numbers.setdefault("seed", secrets.randbits(SEED_BITS))
+        return SamplingParams(**numbers)
+
+
+def _asks_for_sampling(numbers: Mapping[str, Any]) -> bool:
+    return (
+        numbers.get("top_k", 0) > 1
+        or numbers.get("top_p", 1.0) < 1.0
+        or numbers.get("min_p", 0.0) > 0.0
+        or "seed" in numbers
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# One JSON value -> one Python value
+# --------------------------------------------------------------------------------------------------
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise InvalidRequest(name, value, "true or false")
+    return value
+
+
+def _words(name: str, value: object) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+        raise InvalidRequest(name, value, "a text or a list of texts")
+    return tuple(word for word in listed if word)
+
+
+def _whole_list(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequest(name, value, "a list of whole numbers")
+    return tuple(read_whole(name, one) for one in value)
+
+
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
+    "logprobs": read_whole,
+    "ignore_eos": _flag,
+    "end_id": read_whole,
+    "stop_words": _words,
+    "bad_words": _words,
+    "stop_token_ids": _whole_list,
+}
+
+_JSON_ALIASES = {**ALIASES, "stop": "stop_words", "max_new_tokens": "max_tokens"}
+
+# Names that existing clients send with a value that changes nothing here.
+_NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
+    "n": (read_whole, 1),
+    "best_of": (read_whole, 1),
+    "beam_width": (read_whole, 1),
+    "num_return_sequences": (read_whole, 1),
+    "length_penalty": (read_real, 1.0),
+    "use_beam_search": (_flag, False),
+    "early_stopping": (_flag, False),
+    "detokenize": (_flag, True),
+    "skip_special_tokens": (_flag, True),
+    "spaces_between_special_tokens": (_flag, True),
+    "include_stop_str_in_output": (_flag, False),
+}
+
+KNOWN_NAMES = sorted({*_READERS, *_JSON_ALIASES, *_NEUTRAL})
+
+
+def is_sampling_name(name: str) -> bool:
+    return name in _READERS or name in _JSON_ALIASES or name in _NEUTRAL
+
+
+# --------------------------------------------------------------------------------------------------
+# Merging
+# --------------------------------------------------------------------------------------------------
+
+
+def parse_json_object(name: str, text: str) -> dict[str, Any]:
+    """Raises InvalidRequest unless `text` is a JSON object without repeated keys."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(pairs)
+        if len(built) != len(pairs):
+            raise InvalidRequest(name, "a repeated key", "each key once")
+        return built
+
+    value = client_json.parse(name, text, MAX_JSON_CHARS, "a JSON object", once)
+    if not isinstance(value, dict):
+        raise InvalidRequest(name, type(value).__name__, "a JSON object")
+    return value
+
+
+def merge(inputs: Inputs, parameters: Mapping[str, Any]) -> SamplingFields:
+    """All sources of sampling fields of one request. Raises InvalidRequest.
+
+    `parameters` are the request's custom parameters that `is_sampling_name` accepts.
+    """
+    found: dict[str, Any] = {}
+    for tensor in (*SAMPLING_INPUTS, *ALIAS_INPUTS):
+        _put(found, ALIASES.get(tensor.name, tensor.name), inputs.number(tensor.name))
+    for name in ("stop_words", "bad_words"):
+        _put(found, name, inputs.words(name))
+    _put(found, "end_id", inputs.number("end_id"))
+    _refuse_unless_neutral(inputs)
+    text = inputs.text("sampling_parameters")
+    if text:
+        for name, value in parse_json_object("sampling_parameters", text).items():
+            _put_json(found, name, value)
+    for name, value in parameters.items():
+        _put_json(found, name, value)
+    return _checked(found)
+
+
+def _refuse_unless_neutral(inputs: Inputs) -> None:
+    for tensor in NEUTRAL_INPUTS:
+        value = inputs.number(tensor.name)
+        if value is not None and tensor.allowed != "any" and float(value) != _neutral_number(tensor.allowed):
+            raise InvalidRequest(tensor.name, value, f"{tensor.allowed} ({tensor.doc})")
+
+
+def _neutral_number(allowed: str) -> float:
+    return {"1": 1.0, "false": 0.0}[allowed]
+
+
+def _put_json(found: dict[str, Any], name: str, value: object) -> None:
+    if value is None:  # vLLM's clients send null for "default"
+        return
+    if name in _NEUTRAL:
+        read, neutral = _NEUTRAL[name]
+        if read(name, value) != neutral:
+            raise InvalidRequest(name, value, f"{json.dumps(neutral)} (nothing else is offered)")
+        return
+    target = _JSON_ALIASES.get(name, name)
+    if target not in _READERS:
+        raise InvalidRequest(name, "an unknown key of sampling_parameters", f"one of {', '.join(KNOWN_NAMES)}")
+    _put(found, target, _READERS[target](name, value))
+
+
+def _put(found: dict[str, Any], name: str, value: Any) -> None:
+    """Keep the first source's value; a later one must agree with it (in float32, as tensors carry it)."""
+    if value is None:
+        return
+    if name not in found:
+        found[name] = value
+        return
+    first = found[name]
+    numeric = isinstance(first, float) or isinstance(value, float)
+    agree = bool(np.float32(first) == np.float32(value)) if numeric else first == value
+    if not agree:
+        raise InvalidRequest(name, f"{first!r} and {value!r}", "one value, or the same one in every place")
+
+
+def _checked(found: dict[str, Any]) -> SamplingFields:
+    stop_words = _bounded_words("stop_words", found.pop("stop_words", ()), MAX_STOP_WORDS)
+    bad_words = _bounded_words("bad_words", found.pop("bad_words", ()), MAX_BAD_WORDS)
+    stop_token_ids = found.pop("stop_token_ids", ())
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest("stop_token_ids", f"{len(stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    end_id = found.pop("end_id", None)
+    for name, value in found.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise InvalidRequest(name, value, "a number")
+    return SamplingFields(found, stop_words, bad_words, stop_token_ids, end_id)
+
+
+def _bounded_words(name: str, words: tuple[str, ...], limit: int) -> tuple[str, ...]:
+    if len(words) > limit:
+        raise InvalidRequest(name, f"{len(words)} words", f"at most {limit}")
+    for word in words:
+        if len(word) > MAX_STOP_WORD_CHARS:
+            raise InvalidRequest(name, word, f"words of at most {MAX_STOP_WORD_CHARS} characters")
+        if any("\ud800" <= char <= "\udfff" for char in word):  # JSON can write half a character
+            raise InvalidRequest(name, word, "text that UTF-8 can express")
+    return words
