@@ -19,7 +19,7 @@ from transformers import (
 )
 from tritandem.contracts import FinishCode, SamplingParams
 from tritandem.engine.rows.state import SlotState
-from tritandem.engine.sampling import sampler
+from tritandem.engine.sampling import bad_words, filters, noise, penalties, sampler
 from tritandem.engine.step import SamplingFeatures, SlotInit
 
 ROWS = torch.arange(3)
@@ -41,7 +41,7 @@ def state_with(params: list[SamplingParams], prompt: Any, output: Any = (), **in
 def test_repetition_penalty_is_transformers_own() -> None:
     prompt, output = [3, 7, 7, 9], [20, 21]
     state = state_with([SamplingParams(repetition_penalty=p) for p in (1.0, 1.3, 0.7)], prompt, output)
-    ours = sampler.penalise(logits(), ROWS, state)
+    ours = penalties.penalise(logits(), ROWS, state)
     for row, penalty in enumerate((1.0, 1.3, 0.7)):
         theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits()[row : row + 1])
         torch.testing.assert_close(ours[row], theirs[0])
@@ -52,7 +52,7 @@ def test_presence_and_frequency_penalties_count_output_only() -> None:
     expected = logits(1)
     expected[0, 4] -= 0.5 + 0.25
     expected[0, 5] -= 0.5 + 2 * 0.25
-    torch.testing.assert_close(sampler.penalise(logits(1), torch.tensor([0]), state), expected)
+    torch.testing.assert_close(penalties.penalise(logits(1), torch.tensor([0]), state), expected)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
     if min_p:
         warpers.append(MinPLogitsWarper(min_p))
     theirs = warpers(torch.zeros(3, 1, dtype=torch.long), logits())
-    ours = sampler.keep_likely(
+    ours = filters.keep_likely(
         logits(), torch.tensor([min(top_k, VOCAB)] * 3), torch.tensor([top_p] * 3), torch.tensor([min_p] * 3)
     )
     torch.testing.assert_close(ours, theirs)
@@ -76,7 +76,7 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
 
 def test_tokens_that_tie_with_the_last_kept_one_are_kept() -> None:
     scores = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
-    kept = sampler.keep_likely(scores, torch.tensor([2]), torch.tensor([1.0]), torch.tensor([0.0]))
+    kept = filters.keep_likely(scores, torch.tensor([2]), torch.tensor([1.0]), torch.tensor([0.0]))
     assert torch.isfinite(kept).tolist() == [[False, True, True, True, False]]
 
 
@@ -86,7 +86,7 @@ def test_bad_words_are_transformers_own() -> None:
         ids = context[:1] + tail if tail else context[:1]
         state = state_with([SamplingParams()], ids, bad_words=tuple(map(tuple, words)))
         theirs = NoBadWordsLogitsProcessor(words, eos_token_id=torch.tensor([130]))(torch.tensor([ids]), logits(1))
-        torch.testing.assert_close(sampler.mask_bad_words(logits(1), torch.tensor([0]), state), theirs)
+        torch.testing.assert_close(bad_words.mask_bad_words(logits(1), torch.tensor([0]), state), theirs)
 
 
 def test_bad_words_never_appear_in_the_answer() -> None:
@@ -153,25 +153,25 @@ def test_the_hash_is_splitmix64() -> None:
         return x ^ (x >> 31)
 
     values = [0, 1, -1, 123456789, 2**63 - 1, -(2**63)]
-    ours = sampler.mix64(torch.tensor(values, dtype=torch.int64)).tolist()
+    ours = noise.mix64(torch.tensor(values, dtype=torch.int64)).tolist()
     assert [value & (2**64 - 1) for value in ours] == [mix(value) for value in values]
 
 
 def test_noise_draws_from_the_softmax() -> None:
     scores, draws = logits(1)[0, :8], 20_000
-    noise = sampler.gumbel_noise(torch.full((draws,), 42), torch.arange(draws), 8)
-    counts = torch.bincount((scores + noise).argmax(-1), minlength=8).double()
+    drawn = noise.gumbel_noise(torch.full((draws,), 42), torch.arange(draws), 8)
+    counts = torch.bincount((scores + drawn).argmax(-1), minlength=8).double()
     expected = scores.double().softmax(-1) * draws
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 24.3  # 7 degrees of freedom, one in a thousand
-    assert torch.isfinite(noise).all()
+    assert torch.isfinite(drawn).all()
 
 
 def test_seeds_and_indices_give_unrelated_noise() -> None:
-    noise = sampler.gumbel_noise(torch.arange(64), torch.arange(64) % 2, VOCAB)
-    correlation = torch.corrcoef(noise) - torch.eye(64)
+    drawn = noise.gumbel_noise(torch.arange(64), torch.arange(64) % 2, VOCAB)
+    correlation = torch.corrcoef(drawn) - torch.eye(64)
     assert float(correlation.abs().max()) < 0.5
-    assert torch.equal(noise[5], sampler.gumbel_noise(torch.tensor([5]), torch.tensor([1]), VOCAB)[0])
+    assert torch.equal(drawn[5], noise.gumbel_noise(torch.tensor([5]), torch.tensor([1]), VOCAB)[0])
 
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:

@@ -58,9 +58,9 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
     latest: list[torch.Tensor] = []
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
-        idle = states[0].finished[rows]
+        idle = states[0].idle(rows)
         assert torch.equal(lens == 0, idle)
-        assert torch.equal(ids, states[0].last_token[rows])
+        assert torch.equal(ids, states[0].last_token[rows].long())
         assert torch.equal(positions, states[0].length[rows].long())
         latest.append(next(logits).to(kernel_device))
         latest[-1][0, 11] = 50.0  # a stop id that min_tokens forbids at first
@@ -73,7 +73,7 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
         step.enqueue(5, SamplingFeatures())
         plain = states[1]
         sampled = sample(latest[-1], rows, plain, SamplingFeatures())
-        plain.length[rows] += (~plain.finished[rows]).to(torch.int32)
+        plain.store_one(rows)
         tokens, finish = plain.advance(rows, sampled.tokens, sampled.broken, penalised=False)
         assert int(report.record) == number
         record = ring[number % 4]

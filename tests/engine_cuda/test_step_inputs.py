@@ -23,8 +23,8 @@ def scrambled(device: torch.device, seed: int) -> SlotState:
     state = SlotState.empty(SLOTS, BLOCKS, VOCAB, device)
     generator = torch.Generator().manual_seed(seed)
     for value in slot_fields(state).values():
-        left = torch.randint(0, 2 if value.dtype == torch.bool else 90, value.shape, generator=generator)
-        value.copy_(left.to(value.dtype))
+        value.copy_(torch.randint(0, 90, value.shape, generator=generator).to(value.dtype))
+    state.finished.remainder_(2)
     return state
 
 
@@ -59,14 +59,15 @@ def tell(
     pick: bool = False,
 ) -> object:
     """What `CudaRunner` does with a plan before it launches anything else; `size`: tokens and chunks of the pass."""
-    from tritandem.engine.rows.pack import PassInputs, pack_step, spread, write_rare
+    from tritandem.engine.rows.pack import PassInputs, pack_step, spread
 
     words = pack_step(plan, new_rows, VOCAB, CONTEXT)
     assert words is not None
     inputs = PassInputs.empty(*size, rows.device) if size else None
     packed = torch.from_numpy(np.concatenate(words.arrays)).to(rows.device)
     spread(packed, words, state, rows, inputs, pick)
-    write_rare(state, plan.inits)
+    for init in plan.inits:
+        state.write_rare(init)
     return inputs
 
 
@@ -201,7 +202,7 @@ def test_what_a_pass_is_fed_equals_reading_it_one_by_one(kernel_device: torch.de
     assert isinstance(inputs, PassInputs)
     taken = rows[: len(decode) + 2 if decode else 0]  # two rows of padding
     want = inputs.batch(state, 16, 256, BLOCKS * 16)
-    ids, lens = state.last_token[taken], torch.where(state.finished[taken], 0, state.length[taken] + 1)
+    ids, lens = state.last_token[taken].long(), torch.where(state.idle(taken), 0, state.length[taken] + 1)
     lengths = state.length.clone()
     lengths[[3, 0, 7]] = torch.tensor([204, 3, 120], dtype=torch.int32, device=kernel_device)
     record = torch.full((1,), 6, dtype=torch.int64, device=kernel_device)

@@ -118,6 +118,11 @@ def stretched_tokens(interleaved_tokens: int, tokens_per_step: int) -> int:
     return min(tokens_per_step, interleaved_tokens * 9 // 8)
 
 
+def output_budget(max_tokens: int, prompt_tokens: int, max_context_tokens: int) -> int:
+    """Output tokens that a sequence may produce: its own limit or what the context has left."""
+    return min(max_tokens, max_context_tokens - prompt_tokens)
+
+
 class Runner(Protocol):
     """Executes steps in launch order; used by the core's thread only."""
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from ...contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
 from ...telemetry.step_meter import StepMeter
-from ..rows.state import output_budget
-from ..step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult
+from ..step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
 from . import batcher
 from .batcher import BatchState, Budget, Decision
 from .outbox import Outbox

@@ -1,6 +1,6 @@
 """What a decode step does around the model, in the Triton language: read rows, pick greedily, advance, report.
 
-Owns the kernels only; `decode_step_cuda.py` launches them. `greedy_advance_kernel` is the fast twin of
+Owns the kernels only; `runners/decode_step.py` launches them. `greedy_advance_kernel` is the fast twin of
 `sampler.sample` followed by `SlotState.advance` for rows that are all greedy. The report ring lies in pinned
 host memory and is written from here directly.
 """
@@ -14,23 +14,39 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ...contracts import MAX_STOP_TOKEN_IDS, FinishCode
+from .layout import OFFSETS, RECENT_TOKENS, ROW_WORDS
+
+_ROW_WORDS = tl.constexpr(ROW_WORDS)
+_LAST_TOKEN = tl.constexpr(OFFSETS["last_token"])
+_LENGTH = tl.constexpr(OFFSETS["length"])
+_REMAINING = tl.constexpr(OFFSETS["remaining"])
+_PRODUCED = tl.constexpr(OFFSETS["produced"])
+_FINISHED = tl.constexpr(OFFSETS["finished"])
+_MIN_TOKENS = tl.constexpr(OFFSETS["min_tokens"])
+_STOP_IDS = tl.constexpr(OFFSETS["stop_ids"])
+_RECENT = tl.constexpr(OFFSETS["recent"])
+_STOPS = tl.constexpr(MAX_STOP_TOKEN_IDS)
+_RECENT_TOKENS = tl.constexpr(RECENT_TOKENS)
+_STOP = tl.constexpr(int(FinishCode.STOP))
+_LIMIT = tl.constexpr(int(FinishCode.LENGTH))
+_ERROR = tl.constexpr(int(FinishCode.ERROR))
+
 
 @triton.jit
 def begin_kernel(
     rows,  # int64 [R] slots
-    last_token,
-    length,
-    finished,
+    state,  # int32 [N + 1, ROW_WORDS]
     ids,  # int64 [R] out
     positions,  # int64 [R] out
     context_lens,  # int32 [R] out: 0 for idle rows
     record,  # int64 [1] number of the report this step writes: counted up
 ):
     row = tl.program_id(0)
-    slot = tl.load(rows + row)
-    at = tl.load(length + slot)
-    idle = tl.load(finished + slot).to(tl.int1)
-    tl.store(ids + row, tl.load(last_token + slot))
+    own = state + tl.load(rows + row) * _ROW_WORDS
+    at = tl.load(own + _LENGTH)
+    idle = tl.load(own + _FINISHED) != 0
+    tl.store(ids + row, tl.load(own + _LAST_TOKEN).to(tl.int64))
     tl.store(positions + row, at.to(tl.int64))
     tl.store(context_lens + row, tl.where(idle, 0, at + 1))
     if row == 0:
@@ -42,33 +58,29 @@ def argmax_kernel(
     logits,  # [R, V]
     rows,  # int64 [R] slots
     active,  # int32 [1]: 0 makes every row idle
-    produced,
-    finished,
-    min_tokens,
-    stop_ids,  # int64 [N + 1, STOPS]
+    state,  # int32 [N + 1, ROW_WORDS]
     best,  # float32 [R, PARTS] out
     best_ids,  # int32 [R, PARTS] out
     V,
-    STOPS: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     """Largest logit of each part of the vocabulary; a NaN wins so that it is noticed. First id on ties."""
     row = tl.program_id(0)
     part = tl.program_id(1)
-    slot = tl.load(rows + row)
+    own = state + tl.load(rows + row) * _ROW_WORDS
     top = float("-inf")
     top_id = 0
-    idle = (tl.load(finished + slot) != 0) | (tl.load(active) == 0)
-    early = tl.load(produced + slot) < tl.load(min_tokens + slot)
+    idle = (tl.load(own + _FINISHED) != 0) | (tl.load(active) == 0)
+    early = tl.load(own + _PRODUCED) < tl.load(own + _MIN_TOKENS)
     per_part = tl.cdiv(tl.cdiv(V, PARTS), BLOCK_V) * BLOCK_V
     end = tl.where(idle, 0, tl.minimum((part + 1) * per_part, V))
     for start in range(part * per_part, end, BLOCK_V):
         ids = start + tl.arange(0, BLOCK_V)
         values = tl.load(logits + row.to(tl.int64) * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
         if early:
-            for stop in range(STOPS):
-                values = tl.where(ids == tl.load(stop_ids + slot * STOPS + stop), float("-inf"), values)
+            for stop in range(_STOPS):
+                values = tl.where(ids == tl.load(own + _STOP_IDS + stop), float("-inf"), values)
         values = tl.where(values != values, float("inf"), values)
         value, index = tl.max(values, axis=0, return_indices=True)
         if value > top:
@@ -85,55 +97,45 @@ def greedy_advance_kernel(
     rows,  # as in `argmax_kernel`
     active,
     decoding,  # so many of the rows, the first ones, have stored one more token
-    last_token,
-    length,
-    remaining,
-    produced,
-    finished,
-    stop_ids,
-    recent,  # int64 [N + 1, RECENT]
+    state,
     record,  # int64 [1]
     ring,  # int32 [DEPTH, record_words] in pinned host memory
     ring_depth,
     record_words,
     row_count,
     PARTS: tl.constexpr,
-    STOPS: tl.constexpr,
-    RECENT: tl.constexpr,
     RECENT_PAD: tl.constexpr,
-    STOP_CODE: tl.constexpr,
-    LENGTH_CODE: tl.constexpr,
-    ERROR_CODE: tl.constexpr,
 ):
     """Combine the parts into a token and do what `SlotState.advance` does; one program a row."""
     row = tl.program_id(0)
-    slot = tl.load(rows + row)
+    own = state + tl.load(rows + row) * _ROW_WORDS
     parts = tl.arange(0, PARTS)
     values = tl.load(best + row * PARTS + parts)
     top, index = tl.max(values, axis=0, return_indices=True)
-    token = tl.load(best_ids + row * PARTS + index).to(tl.int64)
-    idle = (tl.load(finished + slot) != 0) | (tl.load(active) == 0)
-    left = tl.load(remaining + slot) - 1
-    stops = tl.load(stop_ids + slot * STOPS + tl.arange(0, STOPS))
+    token = tl.load(best_ids + row * PARTS + index)
+    idle = (tl.load(own + _FINISHED) != 0) | (tl.load(active) == 0)
+    left = tl.load(own + _REMAINING) - 1
+    stops = tl.load(own + _STOP_IDS + tl.arange(0, _STOPS))
     stopped = tl.max((stops == token).to(tl.int32), axis=0) > 0
     broken = (top == float("inf")) | (top == float("-inf"))
-    finish = tl.where(left <= 0, LENGTH_CODE, 0)
-    finish = tl.where(stopped, STOP_CODE, finish)
-    finish = tl.where(broken, ERROR_CODE, finish)
+    finish = tl.where(left <= 0, _LIMIT, 0)
+    finish = tl.where(stopped, _STOP, finish)
+    finish = tl.where(broken, _ERROR, finish)
     finish = tl.where(idle, 0, finish)
     if not idle:
         columns = tl.arange(0, RECENT_PAD)
-        moved = tl.load(recent + slot * RECENT + columns + 1, mask=columns + 1 < RECENT, other=0)
-        moved = tl.where(columns == RECENT - 1, token, moved)
+        recent = own + _RECENT + columns
+        moved = tl.load(recent + 1, mask=columns + 1 < _RECENT_TOKENS, other=0)
+        moved = tl.where(columns == _RECENT_TOKENS - 1, token, moved)
         tl.debug_barrier()
-        tl.store(recent + slot * RECENT + columns, moved, mask=columns < RECENT)
-        tl.store(last_token + slot, token)
-        tl.store(remaining + slot, left)
-        tl.store(produced + slot, tl.load(produced + slot) + 1)
-        tl.store(finished + slot, (finish != 0).to(finished.dtype.element_ty))
-        tl.store(length + slot, tl.load(length + slot) + (row < decoding).to(tl.int32))
+        tl.store(recent, moved, mask=columns < _RECENT_TOKENS)
+        tl.store(own + _LAST_TOKEN, token)
+        tl.store(own + _REMAINING, left)
+        tl.store(own + _PRODUCED, tl.load(own + _PRODUCED) + 1)
+        tl.store(own + _FINISHED, (finish != 0).to(tl.int32))
+        tl.store(own + _LENGTH, tl.load(own + _LENGTH) + (row < decoding).to(tl.int32))
     out = ring + (tl.load(record) % ring_depth) * record_words + row
-    tl.store(out, tl.where(idle, -1, token).to(tl.int32))
+    tl.store(out, tl.where(idle, -1, token))
     tl.store(out + row_count, finish)
 
 

@@ -1,26 +1,23 @@
 """What the device must be told before a step: membership changes, decode rows and prompt chunks as one run of words.
 
 Owns the packing on the host and the launch that spreads the words into slot rows and the inputs of a pass.
-Values that a row seldom has (bad words, penalties' tables) travel by themselves. Core thread.
+What a row seldom has travels by itself (`SlotState.write_rare`). Core thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from struct import Struct
 
 import numpy as np
 import torch
 
-from ...contracts import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, Int32Array
+from ...contracts import Int32Array
 from ..attention.interface import AttentionBatch
-from ..step import SlotInit, StepPlan
-from .state import RECENT_TOKENS, SlotState, output_budget, padded_left, padded_right
+from ..step import StepPlan
+from .layout import INIT_HEAD, INIT_WORDS, ROW_WORDS, WORD_BYTES, pack_row
+from .state import SlotState
 from .write_kernels import begin_pass_kernel, step_input_kernel
 
-_INIT = Struct(f"=7i6fq{MAX_STOP_TOKEN_IDS + RECENT_TOKENS}i")
-_INIT_WORDS = _INIT.size // 4
 _ALIGN = 4  # arrays begin at multiples of 16 bytes, which kernels are compiled for
 _BLOCK = 128  # lanes of a program; no fewer than a row has stop ids
 _CHUNKS = 32
@@ -123,10 +120,12 @@ def pack_step(plan: StepPlan, new_rows: bool, vocab_size: int, max_context_token
             slots, wanted = updates[:, 0], np.array(changed, np.int32)
             begins, ends = slots.searchsorted(wanted).tolist(), slots.searchsorted(wanted, "right").tolist()
         count = len(plan.inits)
-        packed = bytearray(count * _INIT.size)
+        packed = bytearray(count * INIT_WORDS * WORD_BYTES)
         for number, init in enumerate(plan.inits):
-            _pack_init(packed, number, init, begins[number], ends[number], vocab_size, max_context_tokens)
-        arrays.append(np.frombuffer(packed, np.int32))
+            pack_row(packed, (number * INIT_WORDS + INIT_HEAD) * WORD_BYTES, init, vocab_size, max_context_tokens)
+        inits = np.frombuffer(packed, np.int32).reshape(count, INIT_WORDS)
+        inits[:, :INIT_HEAD] = np.array([changed, begins, ends], np.int32)[:, :count].T
+        arrays.append(inits.reshape(-1))
         if releases:
             arrays.append(np.array([releases, begins[count:], ends[count:]], np.int32).T.reshape(-1))
     lasts = tokens = 0
@@ -168,24 +167,8 @@ def spread(
         programs += 1 - (-tokens // _BLOCK)
     step_input_kernel[(programs,)](
         words,
-        state.last_token,
-        state.length,
-        state.remaining,
-        state.produced,
-        state.finished.view(torch.uint8),
+        state.words,
         state.block_table,
-        state.stop_ids,
-        state.min_tokens,
-        state.temperature,
-        state.top_k,
-        state.top_p,
-        state.min_p,
-        state.repetition_penalty,
-        state.presence_penalty,
-        state.frequency_penalty,
-        state.seed,
-        state.recent,
-        state.bad_words,
         rows,
         target.longs if target is not None else rows,
         target.ints if target is not None else words,
@@ -202,13 +185,10 @@ def spread(
         state.pad_slot,
         max_rows,
         state.block_table.shape[1],
-        INIT_WORDS=_INIT_WORDS,
-        STOPS=MAX_STOP_TOKEN_IDS,
-        RECENT=RECENT_TOKENS,
-        BAD=MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS,
         ALIGN=_ALIGN,
         BLOCK=_BLOCK,
         CHUNKS=_CHUNKS,
+        ROW_PAD=1 << (ROW_WORDS - 1).bit_length(),
         num_warps=4,
     )
 
@@ -233,9 +213,7 @@ def begin_pass(
     tables = torch.empty((chunks, max_blocks), dtype=torch.int32, device=device)
     begin_pass_kernel[(chunks - (-count // _BLOCK) - (-tokens // _BLOCK),)](
         rows,
-        state.last_token,
-        state.length,
-        state.finished.view(torch.uint8),
+        state.words,
         state.block_table,
         inputs.token_slots,
         inputs.slots,
@@ -263,47 +241,6 @@ def begin_pass(
     reach = max_blocks * block_tokens
     batch = AttentionBatch(slot_mapping, tables, inputs.context_lens, inputs.starts, tokens, reach, decode=False)
     return PassBatch(ids, positions, logit_rows, row_lens, batch)
-
-
-def write_rare(state: SlotState, inits: Sequence[SlotInit]) -> None:
-    """What the words do not carry, straight from the host: bad words and the tables of penalties."""
-    for init in inits:
-        if init.bad_words:
-            words = torch.tensor([padded_left(word, MAX_BAD_WORD_TOKENS) for word in init.bad_words])
-            state.bad_words[init.slot, : len(words)] = words.to(state.bad_words.device)
-        if init.sampling.penalised:
-            tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
-            state.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))
-
-
-def _pack_init(
-    into: bytearray, number: int, init: SlotInit, begin: int, end: int, vocab_size: int, max_context_tokens: int
-) -> None:
-    """One init as `step_input_kernel` reads it; [begin, end) are its block updates."""
-    sampling, outputs = init.sampling, len(init.output_ids)
-    tail = init.prompt_ids[-RECENT_TOKENS:]
-    if outputs:
-        tail = np.concatenate((tail, init.output_ids))[-RECENT_TOKENS:]
-    _INIT.pack_into(
-        into,
-        number * _INIT.size,
-        init.slot,
-        begin,
-        end,
-        output_budget(sampling.max_tokens, len(init.prompt_ids), max_context_tokens) - outputs,
-        outputs,
-        sampling.min_tokens,
-        min(sampling.top_k, vocab_size),
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.repetition_penalty,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.seed,
-        *padded_right(init.stop_ids, MAX_STOP_TOKEN_IDS),
-        *padded_left(tail.tolist(), RECENT_TOKENS),
-    )
 
 
 def _aligned(count: int) -> int:

@@ -1,7 +1,7 @@
 """What a step must know, from one packed copy into the slot rows and the inputs of a pass: one launch.
 
-Owns the kernel only; `step_inputs_cuda.py` packs the words and launches it. The fast twin of
-`SlotState.release_rows` and `SlotState.init_row`. What differs from step to step is an argument that is not
+Owns the kernels only; `pack.py` packs the words and launches them. The fast twin of `SlotState.release_rows`,
+`init_row` and `update_blocks`. What differs from step to step is an argument that is not
 specialised, so that nothing compiles while streams run.
 """
 
@@ -14,6 +14,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .layout import INIT_HEAD, OFFSETS, ROW_WORDS
+
+_ROW_WORDS = tl.constexpr(ROW_WORDS)
+_LAST_TOKEN = tl.constexpr(OFFSETS["last_token"])
+_LENGTH = tl.constexpr(OFFSETS["length"])
+_FINISHED = tl.constexpr(OFFSETS["finished"])
+_INIT_HEAD = tl.constexpr(INIT_HEAD)
 _VARYING = ["inits", "releases", "updates", "decode_rows", "chunks", "lasts", "tokens", "T", "C", "pick"]
 
 # The kinds of program are functions of their own: branches of one function may not differ in a name's type.
@@ -34,33 +41,11 @@ def _rewrite_blocks(updates, block_table, slot, begin, end, max_blocks, BLOCK: t
 
 
 @triton.jit
-def _float(word):
-    return tl.load(word).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _store_tail(
-    init,
-    slot,
-    seed,
-    stop_ids,
-    recent,
-    bad_words,
-    STOPS: tl.constexpr,
-    RECENT: tl.constexpr,
-    BAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The int64 fields of an init from its 15th word on: seed (low and high half), stop ids, recent tokens."""
-    lanes = tl.arange(0, BLOCK)
-    low = tl.load(init + 13).to(tl.int64) & 0xFFFFFFFF
-    tl.store(seed + slot, (tl.load(init + 14).to(tl.int64) << 32) | low)
-    stops = tl.load(init + 15 + lanes, mask=lanes < STOPS, other=0)
-    tl.store(stop_ids + slot * STOPS + lanes, stops.to(tl.int64), mask=lanes < STOPS)
-    tail = tl.load(init + 15 + STOPS + lanes, mask=lanes < RECENT, other=0)
-    tl.store(recent + slot * RECENT + lanes, tail.to(tl.int64), mask=lanes < RECENT)
-    for start in range(0, BAD, BLOCK):
-        tl.store(bad_words + slot * BAD + start + lanes, tl.full([BLOCK], -1, tl.int64), mask=start + lanes < BAD)
+def _copy_row(init, state, slot, ROW_PAD: tl.constexpr):
+    """The row of an init, which is packed as it lies in `state`."""
+    lanes = tl.arange(0, ROW_PAD)
+    ok = lanes < _ROW_WORDS
+    tl.store(state + slot * _ROW_WORDS + lanes, tl.load(init + _INIT_HEAD + lanes, mask=ok), mask=ok)
 
 
 @triton.jit
@@ -149,24 +134,8 @@ def _spread_chunks(
 @triton.jit(do_not_specialize=_VARYING)
 def step_input_kernel(
     words,  # int32: inits [.., INIT_WORDS], releases [.., 3], chunks [.., 4], updates [.., 3], decode rows, ids
-    last_token,  # the slot rows from here
-    length,
-    remaining,
-    produced,
-    finished,  # uint8 [N + 1]
-    block_table,
-    stop_ids,
-    min_tokens,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    repetition_penalty,
-    presence_penalty,
-    frequency_penalty,
-    seed,
-    recent,
-    bad_words,
+    state,  # int32 [N + 1, ROW_WORDS]
+    block_table,  # int32 [N + 1, max_blocks]
     rows,  # int64 [max_rows] of decode steps
     longs,  # int64, of a pass: token slots [T], slots [C], last rows [C], last slots [C]
     ints,  # int32, of a pass: ids [T], positions [T], starts [C + 1], context lengths [C], pick [1]
@@ -183,18 +152,15 @@ def step_input_kernel(
     pad_slot,
     max_rows,
     max_blocks,
-    INIT_WORDS: tl.constexpr,
-    STOPS: tl.constexpr,
-    RECENT: tl.constexpr,
-    BAD: tl.constexpr,  # tokens of a row of `bad_words`
     ALIGN: tl.constexpr,  # each array in `longs` and `ints` begins at a multiple of so many
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,  # that a program looks at together
+    ROW_PAD: tl.constexpr,  # ROW_WORDS, as a power of two
 ):
     """Programs: one an init, one a release, one for BLOCK updates, BLOCK decode rows and BLOCK tokens each, one for
     the chunks. Updates of rows that are rewritten here are written twice, with the same values."""
     program = tl.program_id(0)
-    releases_at = words + inits * INIT_WORDS
+    releases_at = words + inits * (_INIT_HEAD + _ROW_WORDS)
     chunks_at = releases_at + 3 * releases
     updates_at = chunks_at + 4 * chunks
     rows_at = updates_at + 3 * updates
@@ -206,28 +172,15 @@ def step_input_kernel(
     slots_out, starts_out = longs + tokens_wide, ints + 2 * tokens_wide
 
     if program < inits:
-        init = words + program * INIT_WORDS
+        init = words + program * (_INIT_HEAD + _ROW_WORDS)
         slot = tl.load(init).to(tl.int64)
         _rewrite_blocks(updates_at, block_table, slot, tl.load(init + 1), tl.load(init + 2), max_blocks, BLOCK)
-        tl.store(last_token + slot, 0)
-        tl.store(length + slot, 0)
-        tl.store(remaining + slot, tl.load(init + 3))
-        tl.store(produced + slot, tl.load(init + 4))
-        tl.store(min_tokens + slot, tl.load(init + 5))
-        tl.store(top_k + slot, tl.load(init + 6))
-        tl.store(temperature + slot, _float(init + 7))
-        tl.store(top_p + slot, _float(init + 8))
-        tl.store(min_p + slot, _float(init + 9))
-        tl.store(repetition_penalty + slot, _float(init + 10))
-        tl.store(presence_penalty + slot, _float(init + 11))
-        tl.store(frequency_penalty + slot, _float(init + 12))
-        _store_tail(init, slot, seed, stop_ids, recent, bad_words, STOPS, RECENT, BAD, BLOCK)
-        tl.store(finished + slot, 0)
+        _copy_row(init, state, slot, ROW_PAD)
     elif program < first_update:
         release = releases_at + 3 * (program - inits)
         gone = tl.load(release).to(tl.int64)
         _rewrite_blocks(updates_at, block_table, gone, tl.load(release + 1), tl.load(release + 2), max_blocks, BLOCK)
-        tl.store(finished + gone, 1)
+        tl.store(state + gone * _ROW_WORDS + _FINISHED, 1)
     elif program < first_row:
         _update_blocks(updates_at, updates, program - first_update, block_table, max_blocks, BLOCK)
     elif program < first_token:
@@ -246,16 +199,15 @@ def step_input_kernel(
 
 
 @triton.jit
-def _begin_rows(
-    part, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, choosing, S, BLOCK: tl.constexpr
-):
+def _begin_rows(part, rows, state, packed_ids, row_lens, logit_rows, choosing, S, BLOCK: tl.constexpr):
     """Decode rows come first in the pass; the logits of every one are wanted."""
     row = part * BLOCK + tl.arange(0, BLOCK)
     ok = row < S
     slot = tl.load(rows + row, mask=ok, other=0)
-    at = tl.load(length + slot, mask=ok, other=0)
-    idle = tl.load(finished + slot, mask=ok, other=1) != 0
-    tl.store(packed_ids + row, tl.load(last_token + slot, mask=ok, other=0), mask=ok)
+    own = state + slot * _ROW_WORDS
+    at = tl.load(own + _LENGTH, mask=ok, other=0)
+    idle = tl.load(own + _FINISHED, mask=ok, other=1) != 0
+    tl.store(packed_ids + row, tl.load(own + _LAST_TOKEN, mask=ok, other=0).to(tl.int64), mask=ok)
     tl.store(row_lens + row, tl.where(idle, 0, at + 1), mask=ok)
     tl.store(logit_rows + row, row.to(tl.int64), mask=ok)
     tl.store(choosing + row, slot, mask=ok)
@@ -293,8 +245,8 @@ def _begin_chunk(
     last_rows,
     last_slots,
     context_lens,
+    state,
     block_table,
-    length,
     tables,
     logit_rows,
     choosing,
@@ -303,7 +255,7 @@ def _begin_chunk(
     BLOCK: tl.constexpr,
 ):
     slot = tl.load(slots + chunk)
-    tl.store(length + slot, tl.load(context_lens + chunk))
+    tl.store(state + slot * _ROW_WORDS + _LENGTH, tl.load(context_lens + chunk))
     tl.store(logit_rows + S + chunk, tl.load(last_rows + chunk) + S)
     tl.store(choosing + S + chunk, tl.load(last_slots + chunk))
     lanes = tl.arange(0, BLOCK)
@@ -316,9 +268,7 @@ def _begin_chunk(
 @triton.jit(do_not_specialize=["S", "T", "C"])
 def begin_pass_kernel(
     rows,  # int64 [S] slots that decode
-    last_token,
-    length,
-    finished,
+    state,  # int32 [N + 1, ROW_WORDS]
     block_table,
     token_slots,  # what `step_input_kernel` left, from here
     slots,
@@ -352,7 +302,7 @@ def begin_pass_kernel(
     if program == 0:
         tl.store(record, tl.load(record) + 1)
     if program < first_token:
-        _begin_rows(program, rows, last_token, length, finished, packed_ids, row_lens, logit_rows, choosing, S, BLOCK)
+        _begin_rows(program, rows, state, packed_ids, row_lens, logit_rows, choosing, S, BLOCK)
     elif program < first_chunk:
         part = program - first_token
         token_ids = packed_ids + S
@@ -378,8 +328,8 @@ def begin_pass_kernel(
             last_rows,
             last_slots,
             context_lens,
+            state,
             block_table,
-            length,
             tables,
             logit_rows,
             choosing,

@@ -94,10 +94,10 @@ class CpuRunner:
         logits = self._forward.logits(ids, positions, batch.query_starts[1:][sampling_rows].long() - 1, batch)
         sampled = sample(logits, rows, slots, plan.features) if row_slots else None
         # Rows change only once everything that may fail is done: a failed step can then be tried again.
-        for chunk in plan.prefill:
-            slots.length[chunk.slot] = chunk.start + len(chunk.ids)
-        decoding = rows[len(last) :]
-        slots.length[decoding] += (~slots.finished[decoding]).to(torch.int32)
+        chunked = torch.tensor([chunk.slot for chunk in plan.prefill], dtype=torch.int64)
+        ends = torch.tensor([chunk.start + len(chunk.ids) for chunk in plan.prefill], dtype=torch.int32)
+        slots.set_lengths(chunked, ends)
+        slots.store_one(rows[len(last) :])
         if sampled is None:
             return _result(plan, launched_ns, rows, rows, rows)
         tokens, finish = slots.advance(rows, sampled.tokens, sampled.broken, plan.features.penalised)
@@ -109,8 +109,7 @@ class CpuRunner:
         for init in plan.inits:
             self._slots.init_row(init, self.spec.max_context_tokens)
         if plan.block_updates is not None:
-            slot, index, block = torch.from_numpy(plan.block_updates).long().unbind(dim=1)
-            self._slots.block_table[slot, index] = block.to(torch.int32)
+            self._slots.update_blocks(torch.from_numpy(plan.block_updates))
 
     def _pack(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
         """Ids and positions (int64 [T]) of the prefill chunks, then one token for each decode slot."""
@@ -118,7 +117,7 @@ class CpuRunner:
         decoding = torch.tensor(list(plan.decode_slots), dtype=torch.int64)
         prefill_ids = [torch.from_numpy(chunk.ids.astype(np.int64)) for chunk in plan.prefill]
         ranges = [torch.arange(chunk.start, chunk.start + len(chunk.ids)) for chunk in plan.prefill]
-        ids = torch.cat((*prefill_ids, slots.last_token[decoding]))
+        ids = torch.cat((*prefill_ids, slots.last_token[decoding].long()))
         positions = torch.cat((*ranges, slots.length[decoding].long()))
 
         lens = torch.tensor([len(chunk.ids) for chunk in plan.prefill] + [1] * len(decoding))
@@ -126,7 +125,7 @@ class CpuRunner:
         starts = torch.zeros(len(lens) + 1, dtype=torch.int32)
         starts[1:] = lens.cumsum(0)
         contexts = positions[starts[1:].long() - 1].to(torch.int32) + 1
-        idle = torch.cat((torch.zeros(len(plan.prefill), dtype=torch.bool), slots.finished[decoding]))
+        idle = torch.cat((torch.zeros(len(plan.prefill), dtype=torch.bool), slots.idle(decoding)))
         block = slots.block_table[row_slots.repeat_interleave(lens), positions // self.spec.block_tokens].long()
         mapping = block * self.spec.block_tokens + positions % self.spec.block_tokens
         batch = AttentionBatch(

@@ -20,7 +20,7 @@ from ...contracts import ConfigError, Int32Array
 from ...telemetry.step_meter import StepMeter
 from ..model.device_forward import DeviceForward
 from ..model.loader import LoadedModel
-from ..rows.pack import PassInputs, StepWords, pack_step, spread, write_rare
+from ..rows.pack import PassInputs, StepWords, pack_step, spread
 from ..rows.state import SlotState
 from ..step import PrefillChunk, SamplingFeatures, StepFailed, StepPlan, StepResult
 from .decode_step import GREEDY, WORDS_PER_ROW, DecodeStep, Report
@@ -241,7 +241,8 @@ class CudaRunner:
             self.staging.release(packed)
         if new_rows:
             self._rows = rows
-        write_rare(self.state, plan.inits)
+        for init in plan.inits:
+            self.state.write_rare(init)
         return inputs
 
     def _mixed(self, plan: StepPlan, size: PassSize, parts: list[_Part]) -> None:
@@ -264,7 +265,7 @@ class CudaRunner:
         batch = inputs.batch(self.state, self.spec.block_tokens, longest, reach)
         last_rows = inputs.last_rows[: len(firsts)]
         logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), last_rows, batch)
-        self.state.length.index_copy_(0, inputs.slots, inputs.context_lens)
+        self.state.set_lengths(inputs.slots, inputs.context_lens)
         if firsts:
             self._report.record.add_(1)
             self._step.choose(logits, inputs.last_slots[: len(firsts)], features, decoding=0)

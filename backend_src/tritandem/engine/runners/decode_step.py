@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
-from ...contracts import MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, FinishCode
+from ...contracts import MAX_TOP_LOGPROBS
 from ..attention.paged import next_power_of_two
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
+from ..rows.layout import RECENT_TOKENS
 from ..rows.pack import PassBatch, PassInputs, begin_pass
-from ..rows.state import RECENT_TOKENS, SlotState
+from ..rows.state import SlotState
 from ..sampling.sampler import sample
 from ..step import SamplingFeatures
 
@@ -48,7 +49,7 @@ class DecodeStep:
         self, state: SlotState, forward: DecodeForward, report: Report, max_rows: int, max_firsts: int = 0
     ) -> None:
         """`max_firsts`: rows beside `max_rows` that `choose` may be given."""
-        device = state.last_token.device
+        device = state.words.device
         self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
         self._pad_rows = self.rows.clone()
         self._state, self._forward, self._report = state, forward, report
@@ -74,9 +75,7 @@ class DecodeStep:
         context_lens = torch.empty(bucket, dtype=torch.int32, device=rows.device)
         begin_kernel[(bucket,)](
             rows,
-            state.last_token,
-            state.length,
-            state.finished.view(torch.uint8),
+            state.words,
             ids,
             positions,
             context_lens,
@@ -112,8 +111,7 @@ class DecodeStep:
             return
         state, count = self._state, rows.shape[0]
         sampled = sample(logits.float(), rows, state, features)
-        grown = rows[:decoding]
-        state.length[grown] += (~state.finished[grown]).to(torch.int32)
+        state.store_one(rows[:decoding])
         tokens, finish = state.advance(rows, sampled.tokens, sampled.broken, features.penalised)
         top_ids, top_logprobs = sampled.top_ids, sampled.top_logprobs
         alternatives = top_ids.shape[1] if top_ids is not None else 0
@@ -158,19 +156,14 @@ class DecodeStep:
         decoding: int,
     ) -> None:
         state, (count, vocab_size) = self._state, logits.shape
-        finished = state.finished.view(torch.uint8)
         argmax_kernel[(count, _ARGMAX_PARTS)](
             logits,
             rows,
             active,
-            state.produced,
-            finished,
-            state.min_tokens,
-            state.stop_ids,
+            state.words,
             self._best,
             self._best_ids,
             vocab_size,
-            STOPS=MAX_STOP_TOKEN_IDS,
             PARTS=_ARGMAX_PARTS,
             BLOCK_V=min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS))),
             num_warps=4,
@@ -181,24 +174,13 @@ class DecodeStep:
             rows,
             active,
             decoding,
-            state.last_token,
-            state.length,
-            state.remaining,
-            state.produced,
-            finished,
-            state.stop_ids,
-            state.recent,
+            state.words,
             report.record,
             report.ring,
             report.ring.shape[0],
             report.ring.shape[1],
             count,
             PARTS=_ARGMAX_PARTS,
-            STOPS=MAX_STOP_TOKEN_IDS,
-            RECENT=RECENT_TOKENS,
             RECENT_PAD=next_power_of_two(RECENT_TOKENS),
-            STOP_CODE=int(FinishCode.STOP),
-            LENGTH_CODE=int(FinishCode.LENGTH),
-            ERROR_CODE=int(FinishCode.ERROR),
             num_warps=1,
         )

@@ -107,7 +107,7 @@ class MixedPasses:
         self._inputs: dict[PassSize, PassInputs] = {}  # views of the buffers
         self.efficient_tokens = 0  # chunk that costs least a token beside many rows; 0: not measured
         largest = PassSize(max_rows, max_tokens)
-        device = state.last_token.device
+        device = state.words.device
         self._buffers = PassInputs.empty(largest.tokens, largest.chunks, device)
         total = largest.rows + largest.chunks
         self._choosing = torch.empty(total, dtype=torch.int64, device=device)  # the slots behind the logits
