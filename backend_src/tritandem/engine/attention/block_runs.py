@@ -30,6 +30,10 @@ class BlockRunAttention:
     """`AttentionBackend` for the CPU."""
 
     name = "block_runs"
+    capturable = False
+
+    def fused(self) -> None:
+        return None
 
     def __init__(self) -> None:
         self._planned_for: AttentionBatch | None = None

@@ -52,6 +52,10 @@ class DenseAttention:
     """`AttentionBackend` for any device."""
 
     name = "dense"
+    capturable = False
+
+    def fused(self) -> None:
+        return None
 
     def store(
         self,

@@ -11,38 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from triton import next_power_of_2
 
-from ..model.pointwise_kernels import store_kernel
-from .interface import AttentionBatch
+from .interface import AttentionBatch, FusedAttention, Heads, RotaryQKV
 from .paged_kernels import decode_kernel
 from .prefill_kernels import prefill_kernel
+from .store_kernels import rotate_store_kernel, store_kernel
 
 _MAX_SPLITS = 32
 _SEQUENCES = 64  # of a prefill: what one binary of its kernel can count
 _TOKENS_AHEAD = 256  # of a part of the context, asked for while the kernel waits
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Shape of one layer's attention. `query` is a multiple of `kv`."""
-
-    query: int
-    kv: int
-    dim: int
-
-    @property
-    def block_dim(self) -> int:
-        return next_power_of_two(self.dim)
-
-    @property
-    def group_rows(self) -> int:
-        """Query heads of one KV head, as a power of two."""
-        return next_power_of_two(self.query // self.kv)
-
-    @property
-    def group_pad(self) -> int:
-        """The same, padded to what the matrix unit takes."""
-        return max(16, self.group_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +61,11 @@ def choose_prefill_tiles(heads: Heads, max_query_tokens: int, element_bytes: int
     return (64, 64, 4, 3) if heads.block_dim > 64 else (64, 128, 4, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryQKV:
-    """What the fused decode needs besides the packed [S, (query + 2 * kv) * dim] projection."""
-
-    cos: torch.Tensor  # float32 [max_positions, dim]
-    sin: torch.Tensor
-    query_norm: torch.Tensor | None  # [dim]
-    key_norm: torch.Tensor | None
-    norm_eps: float
-
-
 class PagedAttention:
-    """AttentionBackend on CUDA for layers of the given shapes. `max_rows` bounds the rows of a decode launch."""
+    """On CUDA, for layers of the given shapes. `max_rows` bounds the rows of a decode launch."""
 
     name = "paged"
+    capturable = True
 
     def __init__(self, shapes: Sequence[Heads], max_rows: int, device: torch.device) -> None:
         """Raises ValueError for a head size that the kernels cannot take."""
@@ -138,8 +106,8 @@ class PagedAttention:
             value.stride(1),
             KVH=kv_heads,
             D=dim,
-            BLOCK_H=next_power_of_two(kv_heads),
-            BLOCK_D=next_power_of_two(dim),
+            BLOCK_H=next_power_of_2(kv_heads),
+            BLOCK_D=next_power_of_2(dim),
             num_warps=4,
         )
 
@@ -186,7 +154,7 @@ class PagedAttention:
             BLOCK_D=heads.block_dim,
             BLOCK_M=block_m,
             BLOCK_N=block_n,
-            BLOCK_S=max(_SEQUENCES, next_power_of_two(sequences)),
+            BLOCK_S=max(_SEQUENCES, next_power_of_2(sequences)),
             BLOCK_TOKENS=key_cache.shape[1],
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,
@@ -194,6 +162,41 @@ class PagedAttention:
             num_stages=stages,
         )
         return out
+
+    def fused(self) -> FusedAttention:
+        return self
+
+    def rotate_store(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryQKV,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        kv_heads, dim = key_cache.shape[2:]
+        heads = qkv.shape[1] // dim - 2 * kv_heads
+        rotate_store_kernel[(qkv.shape[0],)](
+            qkv,
+            rotary.cos,
+            rotary.sin,
+            positions,
+            slot_mapping,
+            rotary.query_norm if rotary.query_norm is not None else qkv,
+            rotary.key_norm if rotary.key_norm is not None else qkv,
+            key_cache,
+            value_cache,
+            rotary.norm_eps,
+            H=heads,
+            KVH=kv_heads,
+            D=dim,
+            BLOCK_H=next_power_of_2(heads + kv_heads),
+            BLOCK_D=next_power_of_2(dim),
+            HAS_NORM=rotary.query_norm is not None,
+            num_warps=4,
+        )
+        return qkv[:, : heads * dim].view(-1, heads, dim)
 
     def decode_fused(
         self,
@@ -208,12 +211,6 @@ class PagedAttention:
         overlap: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rotate, store and attend in one launch; `qkv` [S, (query + 2 * kv) * dim] comes unrotated.
-
-        `table_rows` (int32 or int64 [S]) says which line of `batch.block_tables` belongs to each sequence.
-        With `overlap` the launch may begin while the kernel before it ends (it waits before it reads).
-        Returns [S, query heads, dim]; with `out` (contiguous, that many elements) it is written there.
-        """
         kv_heads, dim = key_cache.shape[2:]
         heads = Heads(qkv.shape[1] // dim - 2 * kv_heads, kv_heads, dim)
         fused = (rotary, table_rows)
@@ -285,10 +282,6 @@ class PagedAttention:
             num_stages=tiles.stages,
         )
         return out
-
-
-def next_power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 def _power_of_two_below(value: int) -> int:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 
 from ...config import EngineConfig
-from ..attention.dense import DenseAttention
-from ..attention.interface import AttentionBackend, AttentionBatch
-from ..attention.paged import Heads, PagedAttention
+from ..attention.interface import AttentionBatch, Heads
+from ..attention.registry import choose_attention
 from ..rows.state import SlotState
-from .fused import DecodeRows, FusedDecoder, Unfusable
+from .fused import DecodeRows, FusedDecoder
+from .linear.interface import Unfusable
 from .loader import LoadedModel
 from .packed import KvCache, PackedForward
 
@@ -38,14 +38,15 @@ class DeviceForward:
         device = torch.device(model.device)
         cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, model.dtype, device)
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
-        backend = _choose_attention(config, shapes, max_rows, device)
-        self.paged = isinstance(backend, PagedAttention)
+        backend = choose_attention(config.attention, shapes, max_rows, device)
+        self.capturable = backend.capturable
         self._packed = PackedForward(model, cache, backend)
         self._fused: FusedDecoder | None = None
-        if config.compile and isinstance(backend, PagedAttention):
+        attention = backend.fused()
+        if config.compile and attention is not None:
             try:
                 fused = FusedDecoder(
-                    model, loaded.layers, cache, backend, loaded.max_context_tokens, _can_overlap(device)
+                    model, loaded.layers, cache, attention, loaded.max_context_tokens, _can_overlap(device)
                 )
                 _check_agreement(fused, self._packed, loaded.vocab_size)
                 self._fused = fused
@@ -123,19 +124,6 @@ def _decode_rows(state: SlotState, block_tokens: int, rows: torch.Tensor, contex
         decode=True,
     )
     return DecodeRows(rows, batch)
-
-
-def _choose_attention(
-    config: EngineConfig, shapes: list[Heads], max_rows: int, device: torch.device
-) -> AttentionBackend:
-    """The dense reference is slow and cannot be captured in a graph, but takes every head size."""
-    if config.attention == "dense":
-        return DenseAttention()
-    try:
-        return PagedAttention(shapes, max_rows, device)
-    except ValueError as reason:
-        log.warning("dense attention without graphs: %s", reason)
-        return DenseAttention()
 
 
 @torch.inference_mode()

@@ -14,9 +14,8 @@ import torch
 
 from ...config import EngineConfig
 from ...telemetry.step_meter import StepMeter
-from ..attention.block_runs import BlockRunAttention
-from ..attention.dense import DenseAttention
-from ..attention.interface import AttentionBackend, AttentionBatch
+from ..attention.interface import AttentionBatch, Heads
+from ..attention.registry import choose_attention
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, PackedForward, kv_bytes_per_token
 from ..rows.state import SlotState
@@ -53,7 +52,8 @@ class CpuRunner:
     def __init__(self, loaded: LoadedModel, config: EngineConfig, meter: StepMeter | None = None) -> None:
         self.spec = spec = cpu_spec(loaded, config)
         cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, loaded.model.dtype, "cpu")
-        backend: AttentionBackend = DenseAttention() if config.attention == "dense" else BlockRunAttention()
+        shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
+        backend = choose_attention(config.attention, shapes, config.max_sequences, torch.device("cpu"))
         self._forward = PackedForward(loaded.model, cache, backend)
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
         self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")

@@ -96,7 +96,7 @@ class CudaRunner:
                 nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
                 spread(nothing, StepWords([], decode_rows=0), self.state, step.rows, None, False)  # compiles it now
                 self.captures = graph_cache = GraphCache(
-                    self.streams.compute, config.cuda_graphs and self.forward.paged
+                    self.streams.compute, config.cuda_graphs and self.forward.capturable
                 )
                 self.graphs = DecodeGraphs(graph_cache, step.enqueue, max_rows)
                 self.mixed = MixedPasses(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from triton import next_power_of_2
 
 from ...contracts import MAX_TOP_LOGPROBS
-from ..attention.paged import next_power_of_two
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
 from ..rows.layout import RECENT_TOKENS
 from ..rows.pack import PassBatch, PassInputs, begin_pass
@@ -127,7 +127,7 @@ class DecodeStep:
             report.ring.shape[1],
             count,
             K=alternatives,
-            K_PAD=next_power_of_two(max(1, alternatives)),
+            K_PAD=next_power_of_2(max(1, alternatives)),
             HAS_LOGPROBS=sampled.logprobs is not None,
             num_warps=1,
         )
@@ -165,7 +165,7 @@ class DecodeStep:
             self._best_ids,
             vocab_size,
             PARTS=_ARGMAX_PARTS,
-            BLOCK_V=min(2048, next_power_of_two(-(-vocab_size // _ARGMAX_PARTS))),
+            BLOCK_V=min(2048, next_power_of_2(-(-vocab_size // _ARGMAX_PARTS))),
             num_warps=4,
         )
         greedy_advance_kernel[(count,)](
@@ -181,6 +181,6 @@ class DecodeStep:
             report.ring.shape[1],
             count,
             PARTS=_ARGMAX_PARTS,
-            RECENT_PAD=next_power_of_two(RECENT_TOKENS),
+            RECENT_PAD=next_power_of_2(RECENT_TOKENS),
             num_warps=1,
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from triton import next_power_of_2
 
-from ...attention.paged import next_power_of_two
 from ...prefetch_kernels import LINE_BYTES
 from .few_row_kernels import few_row_kernel, one_row_kernel
 
@@ -46,7 +46,7 @@ def choose_linear_tiles(
         return None
     if rows == 1:
         if inner <= 1024:
-            return LinearTiles(1, 4, next_power_of_two(inner), 4, 1)
+            return LinearTiles(1, 4, next_power_of_2(inner), 4, 1)
         if inner <= 8192:
             return LinearTiles(1, 2 if gated else 4, 2048, 8, 1)
         return LinearTiles(1, 4 if gated else 8, 512, 4, 1)
@@ -71,7 +71,7 @@ def _is_small(columns: int, inner: int) -> bool:
 def _lines_ahead(columns: int, inner: int, element_bytes: int) -> int:
     """Larger matrices keep the memory busy by themselves: asked for ahead, theirs took 10 to 20 percent longer."""
     lines = -(-inner * element_bytes // LINE_BYTES)
-    return min(_LINES_AHEAD, next_power_of_two(lines)) if _is_small(columns, inner) else 0
+    return min(_LINES_AHEAD, next_power_of_2(lines)) if _is_small(columns, inner) else 0
 
 
 def few_row_linear(
@@ -118,7 +118,7 @@ def few_row_linear(
         columns,
         norm_eps or 0.0,
         BLOCK_M=tiles.block_m,
-        NORM_K=min(_NORM_CHUNK, next_power_of_two(inner)) if inner <= _LARGEST_NORM_AHEAD else 0,
+        NORM_K=min(_NORM_CHUNK, next_power_of_2(inner)) if inner <= _LARGEST_NORM_AHEAD else 0,
         num_stages=tiles.stages,
         **options,
     )

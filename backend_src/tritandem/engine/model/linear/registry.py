@@ -1,0 +1,42 @@
+"""Who multiplies: the product for a layer's modules, by what they are. A format of weights is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from . import dense
+from .interface import Norm, NormedLinear, ResidualLinear, Unfusable
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`normed(modules, norm, gated, shared)` and `residual(module)` raise Unfusable for what they cannot take."""
+
+    handles: Callable[[nn.Module], bool]
+    normed: Callable[[Sequence[nn.Module], Norm, bool, bool], NormedLinear]
+    residual: Callable[[nn.Module], ResidualLinear]
+
+
+FORMATS = (Format(dense.handles, dense.DenseNormed, dense.DenseResidual),)
+
+
+def normed_linear(modules: Sequence[nn.Module], norm: Norm, gated: bool = False, shared: bool = False) -> NormedLinear:
+    """The product of `modules`, side by side, behind `norm`. `gated`: they are gate and up. `shared`: the weights
+    serve elsewhere as well and must stay as they are. Raises Unfusable."""
+    return _format(modules).normed(modules, norm, gated, shared)
+
+
+def residual_linear(module: nn.Module) -> ResidualLinear:
+    """Raises Unfusable."""
+    return _format([module]).residual(module)
+
+
+def _format(modules: Sequence[nn.Module]) -> Format:
+    for known in FORMATS:
+        if all(known.handles(module) for module in modules):
+            return known
+    names = " and ".join(sorted({type(module).__name__ for module in modules}))
+    raise Unfusable(f"{names} stands where a linear layer that can be fused was expected")
