@@ -101,7 +101,7 @@ def answers(runner: Any, requests: Sequence[Any]) -> dict[int, Any]:
 def test_float32_greedy_tokens_equal_generate(cuda_device: torch.device, kind: str) -> None:
     texts = prompts(10, seed=3, high=60)
     runner = cuda_runner(kind)
-    captured = runner.captures.captured()
+    captured = runner.device.captures.captured()
     got = tokens_of(answers(runner, [request(i, ids, max_tokens=20) for i, ids in enumerate(texts)]))
     assert captured > 0
     model = reference_model(kind)
@@ -192,7 +192,7 @@ def test_64_steady_steps_neither_synchronise_nor_copy_to_the_device(cuda_device:
 
     launch()  # brings the rows to the device
     runner.collect(wait=True)
-    transfers = dict(runner.staging.counters.transfers)
+    transfers = dict(runner.device.staging.counters.transfers)
     tokens = []
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         torch.cuda.set_sync_debug_mode("error")
@@ -212,7 +212,9 @@ def test_64_steady_steps_neither_synchronise_nor_copy_to_the_device(cuda_device:
     assert any("GraphLaunch" in name for name in names)
     assert len(tokens) == 64
     assert all(token >= 0 for row in tokens for token in row)
-    pinned = {route: count for route, count in runner.staging.counters.transfers.items() if route.value == "pinned"}
+    pinned = {
+        route: count for route, count in runner.device.staging.counters.transfers.items() if route.value == "pinned"
+    }
     assert pinned == {route: count for route, count in transfers.items() if route.value == "pinned"}
     runner.close()
 
@@ -231,15 +233,15 @@ def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.d
     ready = LoadedModel(model, inspect_model(model), VOCAB, CONTEXT)
     runner = CudaRunner(ready, EngineConfig(num_blocks=64, max_sequences=4, cuda_graphs=False), lambda note: None)
     seen: list[torch.Tensor] = []
-    decode = runner.forward.decode
-    runner.forward.decode = lambda *args: seen.append(decode(*args)) or seen[-1]
+    decode = runner.device.forward.decode
+    runner.device.forward.decode = lambda *args: seen.append(decode(*args)) or seen[-1]
     init = SlotInit(0, ids[:-1].numpy().astype(np.int32), request(0, [1]).sampling, (), (), np.zeros(0, np.int32))
     updates = np.array([(0, i, 1 + i) for i in range(8)], np.int32)
     chunk = PrefillChunk(0, 0, init.prompt_ids, last=True)
     runner.launch(StepPlan(0, inits=[init], block_updates=updates, prefill=[chunk]))
     runner.collect(wait=True)
     with torch.inference_mode():
-        runner.state.last_token[0] = ids[-1]  # the token whose logits are known
+        runner.device.state.last_token[0] = ids[-1]  # the token whose logits are known
     torch.cuda.synchronize()
     runner.launch(StepPlan(1, decode_slots=[0], max_context_tokens=CONTEXT))
     runner.collect(wait=True)
@@ -256,16 +258,16 @@ def test_out_of_memory_costs_only_the_sequences_of_that_step(
     rig.add(request(1, prompts(1)[0], max_tokens=30))
     for _ in range(4):
         rig.step()
-    run = runner.mixed.run
+    run = runner.device.mixed.run
 
     def exhausted(*_: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runner.mixed, "run", exhausted)
+    monkeypatch.setattr(runner.device.mixed, "run", exhausted)
     rig.add(request(2, prompts(1, seed=4)[0], max_tokens=5))
     for _ in range(6):
         rig.step()
-    monkeypatch.setattr(runner.mixed, "run", run)
+    monkeypatch.setattr(runner.device.mixed, "run", run)
     rig.run([request(3, prompts(1, seed=5)[0], max_tokens=5)])
     assert rig.answers[2].finish == FinishCode.ERROR
     assert "memory" in rig.answers[2].error

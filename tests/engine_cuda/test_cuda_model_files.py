@@ -34,7 +34,7 @@ def test_files_give_transformers_tokens(cuda_device: torch.device, kind: str, dt
     loaded = load_model(path, config, lambda note: None)
     assert loaded.model.dtype == getattr(torch, dtype)
     runner = CudaRunner(loaded, config, lambda note: None)
-    assert runner.forward.fused
+    assert runner.device.forward.fused
     texts = prompts(6, seed=4, high=60)
     try:
         answers = Rig(runner).run([request(i, ids, max_tokens=16) for i, ids in enumerate(texts)])

@@ -39,7 +39,8 @@ class Bench:
         from tritandem.engine.model.packed import KvCache
         from tritandem.engine.runners.decode_step import WORDS_PER_ROW, DecodeStep, Report
         from tritandem.engine.runners.graphs import GraphCache
-        from tritandem.engine.runners.mixed_pass import MAX_CHUNKS, MixedPasses
+        from tritandem.engine.runners.mixed_pass import MixedPasses
+        from tritandem.engine.runners.pass_size import MAX_CHUNKS
 
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
@@ -71,8 +72,9 @@ class Bench:
     ) -> torch.Tensor:
         """Logits: a row each decode slot, then a row each chunk that is its prompt's last. Tokens are chosen where
         `features` are given, into a record of `stride` rows."""
-        from tritandem.engine.rows.pack import pack_step, spread
-        from tritandem.engine.runners.mixed_pass import PassSize
+        from tritandem.engine.rows.inputs import spread
+        from tritandem.engine.rows.words import pack_step
+        from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
 
         size = PassSize(rows, tokens)
         words = pack_step(StepPlan(0, prefill=chunks, decode_slots=decode_slots), True, VOCAB, 128)
@@ -84,7 +86,8 @@ class Bench:
         spread(packed.words, words, self.state, self.step.rows, inputs, pick=features == greedy)
         self.staging.release(packed)
         last = [chunk.slot for chunk in chunks if chunk.last]
-        self.stride = self.passes.run(size, len(last), features or greedy)
+        self.passes.run(size, len(last), features or greedy)
+        self.stride = rows_of_pass(size, len(last), features or greedy)
         logits = self.passes.logits
         assert inputs.last_slots[: len(last)].tolist() == last
         return torch.cat((logits[: len(decode_slots)], logits[rows : rows + len(last)])).clone()
@@ -191,7 +194,7 @@ def test_a_pass_chooses_what_is_chosen_behind_it(kernel_device: torch.device, na
 
 @pytest.mark.gpu
 def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
-    from tritandem.engine.runners.mixed_pass import PassSize
+    from tritandem.engine.runners.pass_size import PassSize
 
     with torch.inference_mode():
         bench, other = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
@@ -208,7 +211,7 @@ def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
 
 def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.runners.mixed_pass import PassSize, row_buckets, token_buckets
+    from tritandem.engine.runners.pass_size import PassSize, row_buckets, token_buckets
 
     assert row_buckets(256) == [0, 8, 32, 64, 128, 256]
     assert row_buckets(4) == [0, 4]
@@ -225,7 +228,7 @@ def test_sizes_grow_in_small_steps_and_end_at_the_limits() -> None:
 
 def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.runners.mixed_pass import PassSize, cheapest
+    from tritandem.engine.runners.pass_size import PassSize, cheapest
 
     costs = {PassSize(0, 64): 5.0, PassSize(0, 128): 6.0, PassSize(8, 64): 9.0, PassSize(8, 128): 7.0}
     choices = cheapest(costs, lambda rows: 4.0)
@@ -237,7 +240,7 @@ def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
 
 def test_the_efficient_chunk_costs_least_a_token_beside_many_rows() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.runners.mixed_pass import PassSize, efficient_tokens
+    from tritandem.engine.runners.pass_size import PassSize, efficient_tokens
 
     costs = {PassSize(64, 64): 5.0, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
     assert efficient_tokens(costs, lambda rows: 4.5) == 320

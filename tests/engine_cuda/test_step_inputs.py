@@ -59,7 +59,8 @@ def tell(
     pick: bool = False,
 ) -> object:
     """What `CudaRunner` does with a plan before it launches anything else; `size`: tokens and chunks of the pass."""
-    from tritandem.engine.rows.pack import PassInputs, pack_step, spread
+    from tritandem.engine.rows.inputs import PassInputs, spread
+    from tritandem.engine.rows.words import pack_step
 
     words = pack_step(plan, new_rows, VOCAB, CONTEXT)
     assert words is not None
@@ -114,7 +115,7 @@ def test_updates_and_rows_of_several_programs(kernel_device: torch.device) -> No
 
 def test_a_steady_step_has_nothing_to_tell() -> None:
     pytest.importorskip("triton")
-    from tritandem.engine.rows.pack import pack_step
+    from tritandem.engine.rows.words import pack_step
 
     assert pack_step(StepPlan(0, decode_slots=[1, 2]), False, VOCAB, CONTEXT) is None
     assert pack_step(StepPlan(0, decode_slots=[1, 2]), True, VOCAB, CONTEXT) is not None
@@ -174,7 +175,8 @@ def test_many_chunks_of_many_tokens(kernel_device: torch.device) -> None:
 
 
 def test_no_chunk_at_all_leaves_only_padding(kernel_device: torch.device) -> None:
-    from tritandem.engine.rows.pack import PassInputs, StepWords, spread
+    from tritandem.engine.rows.inputs import PassInputs, spread
+    from tritandem.engine.rows.words import StepWords
 
     state = SlotState.empty(SLOTS, BLOCKS, VOCAB, kernel_device)
     rows = torch.zeros(SLOTS, dtype=torch.int64, device=kernel_device)
@@ -190,7 +192,7 @@ def test_no_chunk_at_all_leaves_only_padding(kernel_device: torch.device) -> Non
 @pytest.mark.parametrize("decode", [[], [5, 1, 8], [(1, 2, 4, 5, 6, 8)[n % 6] for n in range(150)]], ids=len)
 def test_what_a_pass_is_fed_equals_reading_it_one_by_one(kernel_device: torch.device, decode: list[int]) -> None:
     """Without decode rows, with some, and with more than one program reads; the chunks are padded."""
-    from tritandem.engine.rows.pack import PassInputs, begin_pass
+    from tritandem.engine.rows.inputs import PassInputs, begin_pass
 
     state = scrambled(kernel_device, 3)
     state.finished[SLOTS], state.block_table[SLOTS], state.length[SLOTS] = True, 0, 0

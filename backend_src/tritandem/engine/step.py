@@ -55,6 +55,9 @@ class SamplingFeatures:
     top_logprobs: int = -1  # -1: none asked; 0: the chosen token's; n: n alternatives
 
 
+GREEDY = SamplingFeatures()
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Order of effects: releases, inits, block updates, prefill, decode.

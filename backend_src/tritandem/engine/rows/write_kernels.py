@@ -1,6 +1,6 @@
 """What a step must know, from one packed copy into the slot rows and the inputs of a pass: one launch.
 
-Owns the kernels only; `pack.py` packs the words and launches them. The fast twin of `SlotState.release_rows`,
+Owns the kernels only; `inputs.py` launches them. The fast twin of `SlotState.release_rows`,
 `init_row` and `update_blocks`. What differs from step to step is an argument that is not
 specialised, so that nothing compiles while streams run.
 """

@@ -14,13 +14,12 @@ from triton import next_power_of_2
 
 from ...contracts import MAX_TOP_LOGPROBS
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
+from ..rows.inputs import PassBatch, PassInputs, begin_pass
 from ..rows.layout import RECENT_TOKENS
-from ..rows.pack import PassBatch, PassInputs, begin_pass
 from ..rows.state import SlotState
 from ..sampling.sampler import sample
-from ..step import SamplingFeatures
+from ..step import GREEDY, SamplingFeatures
 
-GREEDY = SamplingFeatures()
 _ARGMAX_PARTS = 32
 _KEPT_AT_ONCE = 8192  # logits that one program copies
 WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS

@@ -9,81 +9,20 @@ follows Sarathi-Serve (Agrawal et al. 2024). Core thread, current stream.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from ..model.device_forward import DeviceForward
-from ..rows.pack import PassInputs, StepWords, spread
+from ..rows.inputs import PassInputs, spread
 from ..rows.state import SlotState
-from ..step import PrefillChunk, SamplingFeatures
-from .decode_step import GREEDY, DecodeStep
+from ..rows.words import StepWords
+from ..step import GREEDY, PrefillChunk, SamplingFeatures
+from .decode_step import DecodeStep
 from .graphs import DecodeGraphs, GraphCache
-
-MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
-MANY_ROWS = 64  # what `efficient_tokens` is measured beside
-EFFICIENT_FROM = 128  # smaller chunks would keep prompts waiting for more steps than they save
-_FIRSTS = (0, 4, 16, MAX_CHUNKS)  # first tokens that a graph which samples them has room for
-_TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
-_ROW_BUCKETS = (8, 32, 64, 128)
-_TOKEN_STEPS = ((64, 32), (512, 64), (1024, 128), (2048, 256), (2304, 128))  # up to so many tokens in steps of so many
-
-
-@dataclass(frozen=True, slots=True)
-class PassSize:
-    """What one graph holds, padding included."""
-
-    rows: int  # decode rows, first in the pass
-    tokens: int  # prompt tokens behind them
-
-    @property
-    def chunks(self) -> int:
-        return min(MAX_CHUNKS, max(4, self.tokens // _TOKENS_PER_CHUNK))
-
-
-def row_buckets(max_rows: int) -> list[int]:
-    """Decode rows of a pass. Coarse: beside a chunk, rows cost little, and each bucket is a row of graphs."""
-    return [0, *(size for size in _ROW_BUCKETS if size < max_rows), max_rows]
-
-
-def token_buckets(max_tokens: int) -> list[int]:
-    """Prompt tokens of a pass: steps of an eighth or less beyond the small ones, the last is `max_tokens`."""
-    sizes: list[int] = []
-    for limit, step in _TOKEN_STEPS:
-        sizes += range((sizes[-1] if sizes else 0) + step, limit + 1, step)
-    return [size for size in sizes if size < max_tokens] + [max_tokens]
-
-
-def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> dict[PassSize, PassSize]:
-    """For each size the one to run instead: more padding where a vendor's product of that height happens to be
-    slow (448 rows of an 8B model took 17 ms on an H200 and 512 took 14), or no decode rows where a pass for each
-    part is faster. `costs` and `decode_ms` (of a decode step over so many rows) in the same unit. Pure.
-    """
-    choices = {}
-    for size in costs:
-        fits = [other for other in costs if other.rows == size.rows and other.tokens >= size.tokens]
-        best = min(fits, key=costs.__getitem__)
-        apart = [other for other in costs if other.rows == 0 and other.tokens >= size.tokens]
-        if size.rows and apart:
-            alone = min(apart, key=costs.__getitem__)
-            if costs[alone] + decode_ms(size.rows) < costs[best]:
-                best = alone
-        choices[size] = best
-    return choices
-
-
-def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> int:
-    """The chunk, of EFFICIENT_FROM tokens or more, that adds least to a step over MANY_ROWS rows for each of its
-    tokens: while the products still wait for the weights, prompt tokens ride along. 0 where that was not measured.
-    Arguments as in `cheapest`. Pure.
-    """
-    rows = [size.rows for size in costs if size.rows <= MANY_ROWS]
-    beside = [size for size in costs if size.rows == max(rows, default=0) and size.tokens >= EFFICIENT_FROM]
-    if not beside:
-        return 0
-    return min(beside, key=lambda size: (costs[size] - decode_ms(size.rows)) / size.tokens).tokens
+from .pass_size import PassSize, cheapest, efficient_tokens, row_buckets, rows_of_pass, token_buckets
 
 
 class MixedPasses:
@@ -162,20 +101,16 @@ class MixedPasses:
             self._inputs[size] = PassInputs.views(size.tokens, size.chunks, self._buffers.longs, self._buffers.ints)
         return self._inputs[size]
 
-    def run(self, size: PassSize, firsts: int, features: SamplingFeatures) -> int:
+    def run(self, size: PassSize, firsts: int, features: SamplingFeatures) -> None:
         """Enqueue the pass over the step's decode rows and the chunks in `inputs(size)`, of which `firsts` are their
-        prompt's last. It fills one record: size.rows decode rows, then first tokens; returns how many rows it holds.
+        prompt's last. It fills one record of `rows_of_pass` rows: size.rows decode rows, then first tokens.
 
         Greedy tokens are chosen inside the pass (`pick` is set in its inputs), others by a graph of their own.
         """
         self._cache.run(size, partial(self._enqueue, size))
-        if features == GREEDY:
-            return size.rows + size.chunks
-        places = next((places for places in _FIRSTS if places >= firsts), MAX_CHUNKS)
-        total = size.rows + min(places, size.chunks)
-        if total:
+        total = rows_of_pass(size, firsts, features)
+        if features != GREEDY and total:
             self._cache.run((size.rows, total, features), partial(self._choose, size.rows, total, features))
-        return total
 
     def _enqueue(self, size: PassSize, rehearsal: bool) -> None:
         inputs, total = self.inputs(size), size.rows + size.chunks

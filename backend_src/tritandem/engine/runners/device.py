@@ -1,0 +1,148 @@
+"""One CUDA device that executes programs: weights, slot rows, graphs, staging and the report ring.
+
+Owns the order of launches; decides nothing. A step is enqueued, never waited for. Core thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from ...config import EngineConfig
+from ..model.device_forward import DeviceForward
+from ..model.loader import LoadedModel
+from ..rows.inputs import PassInputs, spread
+from ..rows.state import SlotState
+from ..rows.words import StepWords
+from ..step import GREEDY, RunnerSpec
+from .decode_step import WORDS_PER_ROW, DecodeStep, Report
+from .graphs import DecodeGraphs, GraphCache
+from .memory import cuda_spec, measure_and_allocate
+from .mixed_pass import MixedPasses
+from .pass_size import MAX_CHUNKS
+from .program import EagerChunks, Program
+from .staging import StagingPool, choose_route
+from .streams import Streams, cuda_event
+
+RING_DEPTH = 64
+
+
+class Device:
+    """Every call goes to the device's compute stream: enter `computing()` first."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
+        """Raises ConfigError or torch.OutOfMemoryError when weights and one sequence do not fit."""
+        started = time.monotonic()
+        self.name = torch.device(loaded.model.device)
+        torch.cuda.set_device(self.name)
+        self.streams = Streams(self.name)
+        self.staging = StagingPool(self.name, lambda: cuda_event(blocking=True))
+        self._max_rows = config.max_sequences or 256
+        with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
+            self._build(loaded, config, on_progress)
+            self._warm_up(config, on_progress)
+        on_progress(f"ready after {time.monotonic() - started:.1f} s on top of loading")
+
+    def _build(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
+        self.forward = DeviceForward(loaded, config, self._max_rows, on_progress)
+        cache = measure_and_allocate(loaded, config, self.forward, self._max_rows, on_progress)
+        self.forward.use(cache)
+        self.spec: RunnerSpec = cuda_spec(loaded, config, cache.keys[0].shape[0], self._max_rows)
+        spec = self.spec
+        max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
+        self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self.name)
+        record = torch.zeros(1, dtype=torch.int64, device=self.name)
+        ring = self.staging.ring((RING_DEPTH, (self._max_rows + MAX_CHUNKS) * WORDS_PER_ROW))
+        self.ring = ring.numpy()  # int32 [RING_DEPTH, words], written by the device
+        self._report = Report(ring, record)
+        self._step = DecodeStep(self.state, self._decode_forward, self._report, self._max_rows, MAX_CHUNKS)
+        nothing = torch.zeros(1, dtype=torch.int32, device=self.name)
+        spread(nothing, StepWords([], decode_rows=0), self.state, self._step.rows, None, False)  # compiles it now
+        self.captures = GraphCache(self.streams.compute, config.cuda_graphs and self.forward.capturable)
+        self.graphs = DecodeGraphs(self.captures, self._step.enqueue, self._max_rows)
+        self.mixed = MixedPasses(
+            self.state,
+            spec.block_tokens,
+            self.forward,
+            self._step,
+            self.captures,
+            self._max_rows,
+            spec.stretched_prefill_tokens,
+            loaded.model.dtype,
+        )
+
+    def _warm_up(self, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
+        if config.graph_capture == "lazy":
+            self.mixed.capture_lazily()
+        else:
+            self.graphs.warm_up(on_progress)
+            self.mixed.warm_up(self.graphs, on_progress)
+            self._report.record.zero_()  # replays that were measured have reported
+        if self.mixed.efficient_tokens:
+            self.spec = replace(self.spec, efficient_prefill_tokens=self.mixed.efficient_tokens)
+        if self.captures.captured():
+            on_progress(
+                f"{self.captures.captured()} graphs took {self.captures.capture_s:.1f} s "
+                f"and {self.captures.capture_bytes / 2**20:.0f} MiB"
+            )
+
+    def execute(self, program: Program) -> None:
+        """Enqueue a step on the current stream, which is `streams.compute`."""
+        inputs = self._tell(program)
+        if inputs is not None and program.size is not None:
+            self.mixed.run(program.size, program.firsts, program.features)
+        elif inputs is not None and program.eager is not None:
+            self._prefill(program, program.eager, inputs)
+        if program.bucket:
+            self.graphs.run(program.bucket, program.features)
+        for record in program.records:
+            num_bytes = record.rows * 8
+            self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
+
+    def recover(self, record: int) -> None:
+        """After a failed launch: `record` is the newest report that counts, memory is given back."""
+        self._report.record.fill_(record)
+        torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        self.streams.close()
+        self.captures.close()
+
+    def _tell(self, program: Program) -> PassInputs | None:
+        """What changed since the last step and what is to be prefilled, in one copy and one launch; nothing at all in
+        a steady step. Returns where the chunks lie on the device."""
+        words = program.words
+        if words is None:
+            return None
+        inputs = None
+        if program.size is not None:
+            inputs = self.mixed.inputs(program.size)
+        elif program.eager is not None:
+            inputs = PassInputs.empty(words.tokens, words.chunks, self.name)
+        packed = self.staging.pack(words.arrays)
+        with self.streams.copied_before_compute():
+            self.staging.copy(packed)
+        try:
+            spread(packed.words, words, self.state, self._step.rows, inputs, program.features == GREEDY)
+        finally:  # a step that fails must not cost a slot as well
+            self.staging.release(packed)
+        for init in program.inits:
+            self.state.write_rare(init)
+        return inputs
+
+    def _prefill(self, program: Program, chunks: EagerChunks, inputs: PassInputs) -> None:
+        batch = inputs.batch(self.state, self.spec.block_tokens, chunks.longest, chunks.reach)
+        last_rows = inputs.last_rows[: chunks.firsts]
+        logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), last_rows, batch)
+        self.state.set_lengths(inputs.slots, inputs.context_lens)
+        if chunks.firsts:
+            self._report.record.add_(1)
+            self._step.choose(logits, inputs.last_slots[: chunks.firsts], program.features, decoding=0)
+
+    def _decode_forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor
+    ) -> torch.Tensor:
+        return self.forward.decode(self.state, self.spec.block_tokens, ids, positions, rows, context_lens)

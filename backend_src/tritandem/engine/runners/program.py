@@ -1,0 +1,93 @@
+"""What to run for a step, decided on the host: the words that tell a device what changed, and which captured sizes it
+replays. Several devices may execute the same program.
+
+Pure; knows nothing about streams, graphs or weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..rows.words import StepWords, pack_step
+from ..step import PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
+from .pass_size import PassSize, rows_of_pass
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a record in order, without padding, from row `first` on."""
+
+    slots: Sequence[int]
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One report in the ring: `rows` of them, padding included, and what of it is wanted."""
+
+    rows: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EagerChunks:
+    """Chunks that run launch by launch: more than a graph holds, or a model that is not fused."""
+
+    longest: int  # query tokens of the longest
+    reach: int  # the longest context after this step
+    firsts: int  # of them are their prompt's last
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One step. Order of effects: words, rare values of new rows, the pass, the decode step."""
+
+    words: StepWords | None  # None: nothing to tell
+    inits: Sequence[SlotInit]
+    size: PassSize | None  # of the captured pass that carries the chunks and, where it has rows, the decode rows
+    firsts: int  # chunks of that pass that are their prompt's last
+    eager: EagerChunks | None
+    bucket: int  # rows of a decode step of its own, padding included; 0: none
+    features: SamplingFeatures
+    decode_rows: tuple[int, ...]
+    records: tuple[Record, ...]  # in the order in which they are written
+
+
+def make_program(
+    plan: StepPlan,
+    told_rows: tuple[int, ...],
+    spec: RunnerSpec,
+    pass_of: Callable[[int, Sequence[PrefillChunk]], PassSize | None],
+    bucket_of: Callable[[int], int],
+) -> Program:
+    """`told_rows`: the decode rows that devices know already. `pass_of(decode rows, chunks)` and `bucket_of(rows)`
+    choose among what is captured."""
+    rows, features = tuple(plan.decode_slots), plan.features
+    size = pass_of(len(rows), plan.prefill) if plan.prefill else None
+    firsts = [chunk.slot for chunk in plan.prefill if chunk.last]
+    records: list[Record] = []
+    eager = None
+    if size is not None:
+        beside = (Part(rows),) if size.rows else ()
+        records.append(Record(rows_of_pass(size, len(firsts), features), (Part(firsts, size.rows), *beside)))
+    elif plan.prefill:
+        longest = max(len(chunk.ids) for chunk in plan.prefill)
+        reach = max(chunk.start + len(chunk.ids) for chunk in plan.prefill)
+        eager = EagerChunks(longest, reach, len(firsts))
+        if firsts:
+            records.append(Record(len(firsts), (Part(firsts),)))
+    bucket = bucket_of(len(rows)) if rows and not (size is not None and size.rows) else 0
+    if bucket:
+        records.append(Record(bucket, (Part(rows),)))
+    return Program(
+        words=pack_step(plan, bool(rows) and rows != told_rows, spec.vocab_size, spec.max_context_tokens),
+        inits=plan.inits,
+        size=size,
+        firsts=len(firsts),
+        eager=eager,
+        bucket=bucket,
+        features=features,
+        decode_rows=rows,
+        records=tuple(records),
+    )
