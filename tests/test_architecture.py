@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tritandem.engine.rows.layout import FIELDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "backend_src" / "tritandem"
@@ -17,16 +21,33 @@ TIERS = {
     "config": 0,
     "host": 0,
     "model_facts": 1,
-    "telemetry": 1,
-    "placement": 1,
-    "tokenizer": 2,
-    "scheduler": 2,
-    "engine": 2,
-    "triton_io": 3,
-    "models": 4,
-    "server": 4,
-    "sizing": 4,
-    "cli": 5,
+    "machine": 1,
+    "telemetry": 2,
+    "placement": 2,
+    "tokenizer": 3,
+    "scheduler": 3,
+    "engine": 3,
+    "triton_io": 4,
+    "models": 5,
+    "server": 5,
+    "sizing": 5,
+    "cli": 6,
+}
+# Rooms inside rooms, by the same rule. Files that lie in the room itself are its doors, or what all of it shares.
+SUB_ROOMS: dict[str, dict[str, int]] = {
+    "engine": {
+        "step": 0,
+        "prefetch_kernels": 0,
+        "host": 1,
+        "attention": 1,
+        "rows": 2,
+        "sampling": 3,
+        "model": 3,
+        "runners": 4,
+        "service": 5,
+    },
+    "triton_io": {"stub_2_51": 0, "request": 1, "hops": 2, "answer": 2, "reports": 2, "plugs": 3},
+    "tokenizer": {"files": 0, "chats": 1, "encode": 2, "decode": 2, "text_tokenizer": 3, "load": 4, "__init__": 5},
 }
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc"}
 
@@ -70,6 +91,55 @@ def test_imports_go_down_and_never_sideways(path: Path) -> None:
         assert other in TIERS, f"{name} is in no tier"
         below = TIERS[other] < TIERS[own] or TIERS[other] == TIERS[own] == 0
         assert below, f"{own} (tier {TIERS[own]}) imports {name} (tier {TIERS[other]})"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if room(path.relative_to(PACKAGE).parts) in SUB_ROOMS],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_rooms_inside_a_room_know_only_those_below_them(path: Path) -> None:
+    outer, *inner = path.relative_to(PACKAGE).parts
+    tiers, own = SUB_ROOMS[outer], room(tuple(inner))
+    if own == "__init__" and not path.read_text().strip():
+        return
+    assert own in tiers, f"{outer}/{own} has no place in the table"
+    for name in imported_names(path):
+        parts = name.split(".")
+        if parts[:2] != ["tritandem", outer] or len(parts) < 3 or parts[2] == own:
+            continue
+        assert tiers[parts[2]] < tiers[own], f"{outer}/{own} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "module", ["engine.host.core", "engine.service", "engine.runners.program", "engine.rows.words", "scheduler.service"]
+)
+def test_who_decides_what_runs_brings_no_torch(module: str) -> None:
+    heavy = {"torch", "transformers", "triton"}
+    code = f"import sys, tritandem.{module}; print(*{heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_only_the_room_of_rows_writes_rows() -> None:
+    """Nothing outside of `engine/rows` assigns into a field of a row."""
+    fields = {field.name for field in FIELDS} | {"block_table", "bad_words", "words"}
+    written = [
+        f"{path.name}:{target.lineno}: {ast.unparse(target)}"
+        for path in (PACKAGE / "engine").rglob("*.py")
+        if "rows" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        for target in (*getattr(node, "targets", ()), *filter(None, [getattr(node, "target", None)]))
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Attribute)
+        if target.value.attr in fields and ast.unparse(target.value.value).endswith(("state", "slots"))
+    ]
+    assert written == []
+
+
+def test_only_one_room_names_a_version_of_triton() -> None:
+    """In code: messages and documentation may say on what a thing was tried."""
+    rooms = [path for path in PACKAGE.rglob("*") if path.is_dir() and re.search(r"\d_\d", path.name)]
+    assert rooms == [PACKAGE / "triton_io" / "stub_2_51"]
 
 
 @pytest.mark.parametrize(

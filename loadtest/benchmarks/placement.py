@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from closed_loop import closed_loop
 from tritandem.config import Config, placement_from_words
-from tritandem.placement import COMPONENTS, format_cpus, plan_here
+from tritandem.machine.cpu_list import format_cpus
+from tritandem.placement import COMPONENTS, plan_here
 from tritandem.server import TritonServer
 from tritandem_loadtest import run
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS
+from tritandem.machine.cgroup import quota_cores
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
-from tritandem.machine.topology import cgroup_quota_cores
-from tritandem.placement import read_topology, usable_cores, why_no_device
+from tritandem.machine.topology import read_topology, usable_cores
+from tritandem.placement import why_no_device
 
 ALL = frozenset(range(256))
 
@@ -97,20 +98,20 @@ def test_this_machine_can_be_read() -> None:
     ("quota", "cores"), [("max 100000", None), ("250000 100000", 2.5), ("50000 100000", 0.5), ("?", None)]
 )
 def test_the_quota_of_the_own_group_counts(tmp_path: Path, quota: str, cores: float | None) -> None:
-    assert cgroup_quota_cores(replace(TWO_CPUS, quota=quota).lay_out(tmp_path)) == cores
+    assert quota_cores(replace(TWO_CPUS, quota=quota).lay_out(tmp_path)) == cores
 
 
 def test_the_tightest_quota_of_all_parents_counts(tmp_path: Path) -> None:
     root = replace(TWO_CPUS, quota="800000 100000").lay_out(tmp_path)
     (root / "sys/fs/cgroup/kubepods/cpu.max").write_text("300000 100000\n")
-    assert cgroup_quota_cores(root) == 3.0
+    assert quota_cores(root) == 3.0
 
 
 def test_inside_a_container_the_quota_stands_at_the_mount(tmp_path: Path) -> None:
     root = TWO_CPUS.lay_out(tmp_path)
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
-    assert cgroup_quota_cores(root) == 1.5
+    assert quota_cores(root) == 1.5
 
 
 def test_version_1_of_cgroups_is_read_too(tmp_path: Path) -> None:
@@ -120,9 +121,9 @@ def test_version_1_of_cgroups_is_read_too(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "cpu.cfs_quota_us").write_text("400000\n")
     (group / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup_quota_cores(tmp_path) == 4.0
+    assert quota_cores(tmp_path) == 4.0
     (group / "cpu.cfs_quota_us").write_text("-1\n")
-    assert cgroup_quota_cores(tmp_path) is None
+    assert quota_cores(tmp_path) is None
 
 
 @pytest.mark.parametrize(("cpus", "quota", "cores"), [(64, None, 64), (64, 2.5, 2), (64, 0.5, 1), (1, 8.0, 1)])

@@ -7,13 +7,13 @@ a kernel does not offer fall back to the simplest machine: one CPU a core, one n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cgroup import ROOT, quota_cores
 from .cpu_list import parse_cpus
 
-ROOT = Path("/")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 UNKNOWN_NODE = -1
 
@@ -63,54 +63,12 @@ def read_topology(allowed: frozenset[int] | None = None, root: Path = ROOT) -> T
     addresses = _names(root / "proc/driver/nvidia/gpus")
     visible = tuple(gpu for gpu in gpus if gpu.address in addresses)
     has_driver = (root / "dev/nvidiactl").exists()
-    return Topology(cpus, max(len(online), len(cpus)), cgroup_quota_cores(root), gpus, visible, has_driver)
+    return Topology(cpus, max(len(online), len(cpus)), quota_cores(root), gpus, visible, has_driver)
 
 
 def usable_cores(cpus: int, quota_cores: float | None) -> int:
     """Threads that can run at once on `cpus` CPUs under the quota: whole ones, at least 1."""
     return max(1, cpus if quota_cores is None else min(cpus, int(quota_cores)))
-
-
-def cgroup_quota_cores(root: Path = ROOT) -> float | None:
-    """The tightest CPU quota of this process's cgroup and its parents, in cores; None without one."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    quotas: list[float] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            quotas += _quotas(root / "sys/fs/cgroup", path, _v2_quota)
-        elif "cpu" in controllers.split(","):
-            quotas += _quotas(root / "sys/fs/cgroup/cpu", path, _v1_quota)
-    return min(quotas, default=None)
-
-
-def _quotas(mount: Path, path: str, read: Callable[[Path], float | None]) -> Iterator[float]:
-    """Of the group and every parent up to the mount. Inside a container the group's own path may not exist."""
-    group = mount / path.lstrip("/")
-    for folder in (group, *group.parents):
-        if folder != mount and mount not in folder.parents:
-            return
-        try:
-            quota = read(folder)
-        except (OSError, ValueError):
-            continue
-        if quota is not None:
-            yield quota
-
-
-def _v2_quota(folder: Path) -> float | None:
-    """cpu.max holds `quota period` in microseconds, or `max period`."""
-    quota, period = (folder / "cpu.max").read_text().split()
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _v1_quota(folder: Path) -> float | None:
-    """-1: no limit."""
-    quota = int((folder / "cpu.cfs_quota_us").read_text())
-    return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
 
 
 def _nodes(folder: Path) -> Iterator[tuple[int, frozenset[int]]]:

@@ -4,8 +4,6 @@
 plan from the same facts and pins only itself. Knows nothing about Triton, torch or models.
 """
 
-from ..machine.cpu_list import format_cpus
-from ..machine.topology import Topology, cgroup_quota_cores, read_topology, usable_cores
 from .affinity import pin_process, pin_thread, process_affinities, settle
 from .here import ALLOWED_CPUS_ENV, plan_here, why_no_device
 from .neighbours import another_server_on
@@ -22,10 +20,7 @@ __all__ = [
     "TOKENIZER",
     "Plan",
     "Share",
-    "Topology",
     "another_server_on",
-    "cgroup_quota_cores",
-    "format_cpus",
     "limit_blas_threads",
     "limit_library_threads",
     "make_plan",
@@ -33,8 +28,6 @@ __all__ = [
     "pin_thread",
     "plan_here",
     "process_affinities",
-    "read_topology",
     "settle",
-    "usable_cores",
     "why_no_device",
 ]

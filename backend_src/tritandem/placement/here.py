@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import Config
+from ..machine.cgroup import ROOT
 from ..machine.cpu_list import parse_cpus
-from ..machine.topology import ROOT, Gpu, Topology, read_topology
+from ..machine.topology import Gpu, Topology, read_topology
 from .plan import Plan, make_plan
 
 ALLOWED_CPUS_ENV = "TRITANDEM_ALLOWED_CPUS"

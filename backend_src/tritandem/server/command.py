@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import CONFIG_ENV, MODEL_ENV
-from ..placement import ALLOWED_CPUS_ENV, format_cpus, limit_blas_threads
+from ..machine.cpu_list import format_cpus
+from ..placement import ALLOWED_CPUS_ENV, limit_blas_threads
 from .locate import TritonInstall
 from .options import REPEATABLE_FLAGS, ServeOptions, flag_names
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 from pathlib import Path
 
+from ..machine.processes import PROC, children, command_line, state
 from .guardian import STUB_NAME
 
 READY_PATH = "/v2/health/ready"
@@ -26,21 +27,14 @@ def ready(host: str, port: int, timeout_s: float = 5.0) -> bool:
         connection.close()
 
 
-def stub_models(server_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+def stub_models(server_pid: int, proc: Path = PROC) -> dict[int, str]:
     """Model name by process id of each Python stub that runs; ended but unreaped ones do not count."""
-    models: dict[int, str] = {}
-    for task in (proc / str(server_pid) / "task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:  # that thread has just ended
-            continue
-        models |= {int(pid): model for pid in children if (model := _model_of(proc / pid)) is not None}
-    return models
+    return {pid: model for pid in children(server_pid, proc) if (model := _model_of(pid, proc)) is not None}
 
 
-def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+def is_stopped(pid: int) -> bool:
     """By a signal, until another one comes; one that a debugger holds is not meant."""
-    return _state(proc / str(pid)) == "T"
+    return state(pid) == "T"
 
 
 def live_stubs(server_pid: int) -> int:
@@ -48,20 +42,9 @@ def live_stubs(server_pid: int) -> int:
     return len(stub_models(server_pid))
 
 
-def _model_of(process: Path) -> str | None:
+def _model_of(pid: int, proc: Path) -> str | None:
     """None: no live stub. The first argument of one is MODEL/VERSION/model.py."""
-    try:
-        program, *words = (process / "cmdline").read_bytes().decode().split("\0")
-    except OSError:
+    words = command_line(pid, proc)
+    if len(words) < 2 or STUB_NAME not in words[0] or state(pid, proc) in "ZX":
         return None
-    if _state(process) in "ZX" or STUB_NAME not in program:
-        return None
-    return Path(words[0]).parent.parent.name
-
-
-def _state(process: Path) -> str:
-    """The kernel's letter; X: there is none any more."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+    return Path(words[1]).parent.parent.name

@@ -22,7 +22,7 @@ from typing import Any
 from ..config import DRAIN_KEY_ENV, HEARTBEAT_ENV, INNER_KEY_ENV, PLACEMENT_ENV, load_config
 from ..host import Refusal, cache_root
 from ..machine.connections import ConnectionWatch
-from ..machine.pressure import ProcessWatch
+from ..machine.processes import ProcessWatch
 from ..telemetry.heartbeat import read_heartbeat
 from . import command, guardian
 from .health import is_stopped, live_stubs, ready, stub_models

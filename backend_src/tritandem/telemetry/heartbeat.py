@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ..machine.pressure import ProcessWatch
+from ..machine.processes import ProcessWatch
 
 PERIOD_S = 0.5
 LINE_BYTES = 256

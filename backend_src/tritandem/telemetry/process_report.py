@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 
-from ..machine.pressure import ProcessWatch, read_machine
+from ..machine.pressure import read_machine
+from ..machine.processes import ProcessWatch
 from .families import (
     CORES_ALLOWED,
     CPU_PRESSURE,

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritandem.machine.cgroup import ROOT
 from tritandem.machine.pressure import read_machine
 
 from .verdict import HIGH_BUSY_SHARE, HIGH_THROTTLED_SHARE, Severity, Verdict
@@ -68,11 +69,13 @@ def judge_machine(before: MachineSample, after: MachineSample) -> MachineDiagnos
     )
 
 
-def read(proc: Path = Path("/proc")) -> MachineSample:
+def read(root: Path = ROOT) -> MachineSample:
     """Raises OSError on a system without /proc."""
     cores = os.sched_getaffinity(0)
-    machine = read_machine(proc)
-    return MachineSample(time.monotonic(), len(cores), _idle_s(proc, cores), machine.pressure_s, machine.throttled_s)
+    machine = read_machine(root)
+    return MachineSample(
+        time.monotonic(), len(cores), _idle_s(root / "proc", cores), machine.pressure_s, machine.throttled_s
+    )
 
 
 def _idle_s(proc: Path, cores: Collection[int]) -> float:

@@ -31,20 +31,24 @@ def _dense(shapes: Sequence[Heads], max_rows: int, device: torch.device) -> Atte
     return DenseAttention()
 
 
-# By kind of device; `auto` takes the first that takes the model's shapes. The dense reference is slow and no graph
-# holds it, but it takes every head size.
+# By the runner that asks; `auto` takes the first that takes the model's shapes. The dense reference is slow and in no
+# graph, but it takes every head size.
 BACKENDS: Mapping[str, Mapping[str, Build]] = {
     "cuda": {"paged": _paged, "dense": _dense},
     "cpu": {"paged": _block_runs, "dense": _dense},
 }
 
 
-def choose_attention(setting: str, shapes: Sequence[Heads], max_rows: int, device: torch.device) -> AttentionBackend:
-    """`setting`: auto, or a name in BACKENDS. What cannot take the shapes gives way to the next, with a warning."""
-    names = list(BACKENDS[device.type])
+def choose_attention(
+    runner: str, setting: str, shapes: Sequence[Heads], max_rows: int, device: torch.device
+) -> AttentionBackend:
+    """`runner`: cuda (also where an interpreter runs its kernels on the CPU) or cpu; `setting`: auto, or a name in
+    BACKENDS. What cannot take the shapes gives way to the next, with a warning."""
+    backends = BACKENDS[runner]
+    names = list(backends)
     for name in names[0 if setting == "auto" else names.index(setting) :]:
         try:
-            return BACKENDS[device.type][name](shapes, max_rows, device)
+            return backends[name](shapes, max_rows, device)
         except ValueError as reason:
             log.warning("attention is not %s: %s", name, reason)
     raise AssertionError("the last one takes every shape")

@@ -38,7 +38,7 @@ class DeviceForward:
         device = torch.device(model.device)
         cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, model.dtype, device)
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
-        backend = choose_attention(config.attention, shapes, max_rows, device)
+        backend = choose_attention("cuda", config.attention, shapes, max_rows, device)
         self.capturable = backend.capturable
         self._packed = PackedForward(model, cache, backend)
         self._fused: FusedDecoder | None = None

@@ -53,7 +53,7 @@ class CpuRunner:
         self.spec = spec = cpu_spec(loaded, config)
         cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, loaded.model.dtype, "cpu")
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
-        backend = choose_attention(config.attention, shapes, config.max_sequences, torch.device("cpu"))
+        backend = choose_attention("cpu", config.attention, shapes, config.max_sequences, torch.device("cpu"))
         self._forward = PackedForward(loaded.model, cache, backend)
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
         self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")

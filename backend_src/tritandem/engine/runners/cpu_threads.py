@@ -10,11 +10,12 @@ import os
 
 import torch
 
-from ...placement import cgroup_quota_cores, usable_cores
+from ...machine.cgroup import quota_cores
+from ...machine.topology import usable_cores
 
 
 def limit_threads(configured: int) -> int:
     """Set and return torch's intra-op threads; 0: the usable cores less one for the server, at least 1."""
-    threads = configured or max(1, usable_cores(len(os.sched_getaffinity(0)), cgroup_quota_cores()) - 1)
+    threads = configured or max(1, usable_cores(len(os.sched_getaffinity(0)), quota_cores()) - 1)
     torch.set_num_threads(threads)
     return threads

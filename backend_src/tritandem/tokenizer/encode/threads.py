@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 
-from ...placement import cgroup_quota_cores, usable_cores
+from ...machine.cgroup import quota_cores
+from ...machine.topology import usable_cores
 
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "FASTOKENS_BPE_THREADS": "1"}
 
 
 def cores_given() -> int:
     """What this process may use at once: its affinity mask under the container's quota, not the machine's cores."""
-    return usable_cores(len(os.sched_getaffinity(0)), cgroup_quota_cores())
+    return usable_cores(len(os.sched_getaffinity(0)), quota_cores())
 
 
 def encode_threads(configured: int, cores: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...config import TelemetryConfig
 from ...machine.connections import ConnectionWatch
-from ...machine.pressure import cores_of
+from ...machine.processes import cores_of
 from ...telemetry.budgeted import Budgeted
 from ...telemetry.families import CLIENTS_STALLED, SERVER_CORES, UNSENT_BYTES
 from ...telemetry.gpu_report import GpuReport

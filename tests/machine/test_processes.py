@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tritandem.machine.pressure import ProcessWatch, cores_of, read_machine
+from tritandem.machine.pressure import read_machine
+from tritandem.machine.processes import ProcessWatch, cores_of
 
 
 def test_the_work_of_this_process_is_counted() -> None:
@@ -80,7 +81,7 @@ def test_what_a_thread_waited_is_kept_when_it_ends(tmp_path: Path) -> None:
 
 def test_a_kernel_that_tells_nothing_reads_as_none(tmp_path: Path) -> None:
     assert ProcessWatch(proc=tmp_path).read().run_queue_wait_s is None
-    machine = read_machine(proc=tmp_path, cgroup=tmp_path)
+    machine = read_machine(tmp_path)
     assert (machine.pressure_s, machine.throttled_s) == (None, None)
 
 
@@ -91,20 +92,20 @@ def cgroup_of_this_process(tmp_path: Path, line: str) -> None:
 
 def test_pressure_and_throttling_come_from_the_processs_own_cgroup(tmp_path: Path) -> None:
     cgroup_of_this_process(tmp_path, "0::/pod/7")
-    folder = tmp_path / "cg" / "pod" / "7"
+    folder = tmp_path / "sys/fs/cgroup/pod/7"
     folder.mkdir(parents=True)
     (folder / "cpu.pressure").write_text("some avg10=1.00 avg60=0 avg300=0 total=2500000\nfull avg10=0 total=7\n")
     (folder / "cpu.stat").write_text("usage_usec 9\nnr_throttled 3\nthrottled_usec 1500000\n")
-    machine = read_machine(proc=tmp_path / "proc", cgroup=tmp_path / "cg")
+    machine = read_machine(tmp_path)
     assert (machine.pressure_s, machine.throttled_s) == (2.5, 1.5)
 
 
 def test_throttling_is_found_in_a_cgroup_of_version_1_too(tmp_path: Path) -> None:
     cgroup_of_this_process(tmp_path, "4:cpu,cpuacct:/pod")
-    folder = tmp_path / "cg" / "cpu" / "pod"
+    folder = tmp_path / "sys/fs/cgroup/cpu/pod"
     folder.mkdir(parents=True)
     (folder / "cpu.stat").write_text("nr_periods 4\nnr_throttled 2\nthrottled_time 2500000000\n")
-    assert read_machine(proc=tmp_path / "proc", cgroup=tmp_path / "cg").throttled_s == 2.5
+    assert read_machine(tmp_path).throttled_s == 2.5
 
 
 def test_the_cores_of_a_server_are_those_of_its_process_and_its_children_together() -> None:
@@ -122,10 +123,20 @@ def test_the_cores_of_a_server_are_those_of_its_process_and_its_children_togethe
 
 
 @pytest.mark.parametrize(("written", "cores"), [("50000 100000", 0.5), ("max 100000", None), ("6400000 100000", None)])
-def test_a_quota_below_the_cores_counts_instead(tmp_path: Path, written: str, cores: float | None) -> None:
+@pytest.mark.parametrize("group", ["pod/7", "pod"], ids=["own", "parent"])
+def test_a_quota_below_the_cores_counts_instead(tmp_path: Path, group: str, written: str, cores: float | None) -> None:
     cgroup_of_this_process(tmp_path, "0::/pod/7")
-    folder = tmp_path / "cg" / "pod" / "7"
+    folder = tmp_path / "sys/fs/cgroup" / group
     folder.mkdir(parents=True)
     (folder / "cpu.max").write_text(written + "\n")
     allowed = float(len(os.sched_getaffinity(0)))
-    assert cores_of(os.getpid(), tmp_path / "proc", tmp_path / "cg") == (allowed if cores is None else cores)
+    assert cores_of(os.getpid(), tmp_path) == (allowed if cores is None else cores)
+
+
+def test_a_quota_of_version_1_counts_too(tmp_path: Path) -> None:
+    cgroup_of_this_process(tmp_path, "4:cpu,cpuacct:/pod")
+    folder = tmp_path / "sys/fs/cgroup/cpu/pod"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text("50000\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cores_of(os.getpid(), tmp_path) == 0.5
