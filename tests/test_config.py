@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tritandem import config
 from tritandem.config import Config, load_config
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 
 
 def loaded(tmp_path: Path, text: str) -> Config:

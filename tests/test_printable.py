@@ -6,8 +6,8 @@ import json
 import time
 
 import pytest
-from tritandem.errors import EngineFailed, InvalidRequest
-from tritandem.printable import MAX_TEXT_CHARS, Shown, printable, shown
+from tritandem.contracts.errors import EngineFailed, InvalidRequest
+from tritandem.contracts.printable import MAX_TEXT_CHARS, Shown, printable, shown
 
 HIDDEN = "\x00\x1b\x7f\x80\x85\x9b\x9f\u2028\u202e\u2066\ud800"
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tritandem.contracts import Outcome
+from tritandem.contracts.errors import Outcome
 from tritandem.telemetry.families import FAMILIES
 from tritandem.triton_io.request import schema
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from .contracts import ConfigError
+from .contracts.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

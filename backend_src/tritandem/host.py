@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .contracts import ConfigError
+from .contracts.errors import ConfigError
 
 
 class Refusal(ConfigError):

@@ -24,7 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 from tritandem.config import EngineConfig
-from tritandem.contracts import EngineRequest, FinishCode, Int32Array, SamplingParams
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.model.loader import resolve_device, resolve_dtype
 from tritandem.engine.service import EngineService, build_engine
 

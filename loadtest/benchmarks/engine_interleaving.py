@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 from tritandem.config import EngineConfig
-from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.service import EngineService, build_engine
 
 RUNNING_PROMPT_TOKENS = 128

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 from tritandem.config import EngineConfig
-from tritandem.contracts import SamplingParams
+from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.model.loader import load_model
 from tritandem.engine.runners.cuda import CudaRunner
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan

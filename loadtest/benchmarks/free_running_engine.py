@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from tritandem.contracts import EngineRequest, FinishCode, LoadSnapshot, TokenBatch
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from tritandem.telemetry.step_meter import StepMeter
 
 FIRST_ID, IDS = 1000, 20_000  # ordinary tokens in the vocabularies of all demo models

@@ -19,18 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tritandem.config import SchedulerConfig
-from tritandem.contracts import (
-    Chunk,
-    EngineRequest,
-    FinishCode,
-    GenerationRequest,
-    Int32Array,
-    LoadSnapshot,
-    OutputOptions,
-    SamplingParams,
-    TokenBatch,
-    TritandemError,
-)
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.errors import TritandemError
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest, GenerationRequest, OutputOptions
+from tritandem.contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from tritandem.scheduler import SchedulerService, TextStreamsPort
 
 VOCABULARY = 32_000

@@ -30,7 +30,7 @@ from benchmarks.tokenizer_texts import KINDS, Corpus
 from fuzz.tokenizer_claims import Subject, subject
 from fuzz.vocabularies import Unavailable, vocabulary_folder
 from tritandem.config import TokenizerConfig
-from tritandem.contracts import Int32Array
+from tritandem.contracts.arrays import Int32Array
 from tritandem.tokenizer import load_tokenizer
 from tritandem.tokenizer.encode.pieces import PieceEncoder
 from tritandem.tokenizer.encode.threads import cores_given, use_own_threads_only

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 from fuzz.tokenizer_claims import Subject
-from tritandem.contracts import Int32Array
+from tritandem.contracts.arrays import Int32Array
 
 PLACES = ("a{}b", " {}1", "  {} x", "1{}2", "{}'s", "\n{}\n", "{}{}", "'{}")
 BATCH = 2000

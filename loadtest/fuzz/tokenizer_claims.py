@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tritandem.contracts import Int32Array
+from tritandem.contracts.arrays import Int32Array
 from tritandem.tokenizer.decode.text_streams import TextStreams
 from tritandem.tokenizer.encode.affixes import Affixes, affixes
 from tritandem.tokenizer.encode.fast import FastEncoder, load_fast

@@ -16,7 +16,7 @@ from tritandem.cli.doctor.machine import MachineSample, judge_machine, read
 from tritandem.cli.doctor.sample import metrics_url
 from tritandem.cli.doctor.verdict import Severity
 from tritandem.cli.main import main
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.server.ports import free_ports
 
 

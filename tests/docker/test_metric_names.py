@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from deployment_files import DASHBOARD, DOCKER, METRIC, all_queries, dashboard_queries, read_yaml, rule_queries
-from tritandem.contracts import Outcome
+from tritandem.contracts.errors import Outcome
 from tritandem.telemetry.families import FAMILIES, VLLM_NAMES, Kind
 
 # Triton's own, from its documentation; label sets are Triton's.

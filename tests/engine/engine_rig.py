@@ -25,7 +25,9 @@ from transformers import (
     Qwen3Config,
 )
 from tritandem.config import EngineConfig
-from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.host.core import EngineCore
 from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.model.loader import LoadedModel

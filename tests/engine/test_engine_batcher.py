@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tritandem.contracts import EngineRequest, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
 from tritandem.engine.host.batcher import BatchState, Budget, Candidate, Decision, plan, prefill_budget
 from tritandem.engine.host.sequence import SequenceState
 

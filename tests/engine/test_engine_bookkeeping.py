@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from engine_rig import Rig
 from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
-from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.host.kv_blocks import chain_hash, root_hash
 from tritandem.engine.host.sequence import SequenceState
 

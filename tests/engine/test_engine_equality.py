@@ -16,7 +16,7 @@ from engine_rig import (
     tokens_of,
     top2_gap,
 )
-from tritandem.contracts import FinishCode
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.attention.dense import DenseAttention
 from tritandem.engine.attention.interface import AttentionBatch
 from tritandem.engine.model.packed import KvCache, PackedForward

@@ -12,7 +12,9 @@ from engine_rig import Rig, make_runner, prompts, request, tokens_of
 from fakes.arithmetic_runner import VOCAB, expected_output
 from fakes.delayed_runner import DelayedRunner
 from fakes.faulty_runner import FaultyRunner
-from tritandem.contracts import EngineRequest, FinishCode, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import Runner, StepFailed, StepPlan
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from engine_rig import loaded_model
 from tritandem.config import EngineConfig
-from tritandem.contracts import EngineRequest, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
 from tritandem.engine.host.core import EngineCore
 from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.runners.cpu import CpuRunner

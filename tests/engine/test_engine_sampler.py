@@ -17,7 +17,8 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from tritandem.contracts import FinishCode, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling import bad_words, filters, noise, penalties, sampler
 from tritandem.engine.step import SamplingFeatures, SlotInit

@@ -15,7 +15,7 @@ from engine_rig import _DECODER, _PLAIN, CONFIGS, Rig, reference_model, request
 from tiny_gguf import write_gguf
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 from tritandem.config import EngineConfig
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.runners.cpu import CpuRunner
 

@@ -14,7 +14,7 @@ import transformers
 from engine_rig import CONFIGS, VOCAB, generate, reference_model, request
 from safetensors.torch import load_file, save_file
 from tritandem.config import EngineConfig
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, fix_rotary_context, load_model, resolve_device, resolve_dtype
 from tritandem.engine.model.support import UnsupportedModel
 from tritandem.engine.runners.cpu import CpuRunner

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_rig import VOCAB, Rig, make_runner, prompts
-from tritandem.contracts import EngineRequest, PriorityClass
+from tritandem.contracts.requests import EngineRequest, PriorityClass
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode
 from tritandem.triton_io.request.tensor_values import Inputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tritandem.contracts import SamplingParams
+from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.rows.layout import FIELDS, INIT_HEAD, INIT_WORDS, OFFSETS, ROW_WORDS
 from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
 from tritandem.engine.runners.program import Part, Record, make_program

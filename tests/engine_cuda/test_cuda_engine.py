@@ -27,7 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 from tritandem.config import EngineConfig
-from tritandem.contracts import FinishCode
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import inspect_model
 from tritandem.engine.runners.cpu import CpuRunner

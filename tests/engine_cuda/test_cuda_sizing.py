@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.engine.runners.graphs import batch_buckets
 from tritandem.engine.runners.memory import choose_num_blocks
 

@@ -12,7 +12,7 @@ from cuda_reference import assert_same_rows, relative_error
 from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
-from tritandem.contracts import SamplingParams
+from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import inspect_model
 from tritandem.engine.rows.state import SlotState

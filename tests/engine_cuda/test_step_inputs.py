@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from cuda_reference import assert_same_rows, slot_fields
-from tritandem.contracts import Int32Array, SamplingParams
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
 

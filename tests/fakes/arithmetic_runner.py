@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tritandem.contracts import FinishCode
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.step import RunnerSpec, SlotInit, StepPlan, StepResult
 
 VOCAB = 1000

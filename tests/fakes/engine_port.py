@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from tritandem.contracts import EngineFailed, EngineRequest, FinishCode, LoadSnapshot, TokenBatch, TritandemError
+from tritandem.contracts.errors import EngineFailed, TritandemError
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 
 WAIT_S = 10.0
 

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from fakes.arithmetic_runner import ArithmeticRunner, _Row
-from tritandem.contracts import FinishCode
+from tritandem.contracts.stream import FinishCode
 from tritandem.engine.step import StepFailed, StepPlan, StepResult
 
 NOT_FINITE = -7  # instead of a token id in the cache: whoever reads it has no next token

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 from fakes.text_streams import FakeTextStreams
-from tritandem.contracts import GenerationRequest, SamplingParams
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import GenerationRequest
 from tritandem.scheduler import FinishedRequest, SchedulerService, SchedulerSnapshot
 
 

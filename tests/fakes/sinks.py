@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tritandem.contracts import Chunk, TritandemError
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import TritandemError
 
 
 class RecordingSink:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.model_facts import check_folder, read_folder
 
 TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}{% endfor %}"

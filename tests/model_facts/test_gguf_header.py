@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.model_facts.gguf_header import kind_name, read_floats, read_gguf
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.model_facts.weight_files import read_weights
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS, Machine
 from tritandem.config import Config, PlacementConfig, placement_from_words
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
 from tritandem.machine.topology import read_topology
 from tritandem.placement import ALLOWED_CPUS_ENV, COMPONENTS, Plan, make_plan, plan_here

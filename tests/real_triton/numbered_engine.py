@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 from free_running_engine import FIRST_ID, FreeRunningService
-from tritandem.contracts import TokenBatch
+from tritandem.contracts.stream import TokenBatch
 
 
 class NumberedService(FreeRunningService):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 from tritandem.config import INNER_KEY_ENV
-from tritandem.contracts import LoadSnapshot
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.triton_io.hops import engine_wire
 from tritandem.triton_io.hops.inner_key import InnerKey
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype

@@ -8,7 +8,7 @@ import pytest
 from fakes.scheduling import RecordingObserver, Running, Start, wait_until
 from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
-from tritandem.contracts import EnginePort
+from tritandem.contracts.stream import EnginePort
 from tritandem.scheduler import SchedulerService
 
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fakes.scheduling import request
-from tritandem.contracts import (
-    DeadlineExpired,
-    Draining,
-    GenerationRequest,
-    InvalidRequest,
-    LoadSnapshot,
-    PriorityClass,
-    Saturated,
-    TritandemError,
-)
+from tritandem.contracts.errors import DeadlineExpired, Draining, InvalidRequest, Saturated, TritandemError
+from tritandem.contracts.requests import GenerationRequest, PriorityClass
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.admission import (
     AdmissionLimits,
     Backlog,

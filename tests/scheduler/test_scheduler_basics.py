@@ -6,7 +6,9 @@ from fakes.engine_port import FakeEngine, answer_tokens
 from fakes.scheduling import Start, request
 from fakes.sinks import RecordingSink
 from fakes.text_streams import text_of
-from tritandem.contracts import FinishReason, Outcome, OutputOptions
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.requests import OutputOptions
+from tritandem.contracts.stream import FinishReason
 
 
 def test_an_answer_arrives_whole_and_ends_once(start: Start) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tritandem.contracts import LoadSnapshot
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.batch_limits import MIN_SEQUENCES, PIN_STEPS, SETTLE_STEPS, BatchLimits, adjust, initial
 
 TARGET_NS = 50_000_000

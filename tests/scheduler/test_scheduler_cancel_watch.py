@@ -8,7 +8,7 @@ import pytest
 from fakes.engine_port import FakeEngine
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
-from tritandem.contracts import LoadSnapshot
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.cancel_watch import Ring, call_cost_s, questions
 from tritandem.scheduler.lifecycle import CLIENT_GONE
 from tritandem.scheduler.ticket import Ticket
@@ -92,7 +92,7 @@ def test_a_sink_that_cannot_tell_is_taken_to_be_there(start: Start) -> None:
     running.service.submit(request(3), sink)
     [seq_id] = engine.wait_live(1)
     wait_until(lambda: sink.asked > 3)
-    from tritandem.contracts import FinishCode
+    from tritandem.contracts.stream import FinishCode
 
     engine.emit([(seq_id, [1], FinishCode.LENGTH)])
     sink.wait_end()

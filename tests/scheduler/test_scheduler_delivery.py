@@ -10,7 +10,11 @@ from fakes.engine_port import FakeEngine, answer_tokens, token_batch
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
 from fakes.text_streams import UNREADABLE_TOKEN, text_of
-from tritandem.contracts import Chunk, FinishCode, LoadSnapshot, Outcome, OutputOptions, SamplingParams
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import OutputOptions
+from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler.delivery import text_tokens
 
 RUNNING, STOP, LENGTH = FinishCode.RUNNING, FinishCode.STOP, FinishCode.LENGTH

@@ -10,7 +10,9 @@ from fakes.engine_port import FakeEngine, answer_tokens
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
 from fakes.text_streams import text_of
-from tritandem.contracts import EngineRequest, LoadSnapshot, PriorityClass, Saturated, TritandemError
+from tritandem.contracts.errors import Saturated, TritandemError
+from tritandem.contracts.requests import EngineRequest, PriorityClass
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.batch_limits import BatchLimits
 from tritandem.scheduler.dispatch import Demand, EngineView, choose, has_room
 from tritandem.scheduler.prefix_map import MAX_REMEMBERED, PIECE_TOKENS, PrefixMap, prefix_hashes
@@ -140,7 +142,7 @@ def test_what_waits_here_is_still_ordered_when_a_place_falls_free(start: Start) 
 
 
 def finish(engine: FakeEngine, seq_id: int) -> None:
-    from tritandem.contracts import FinishCode
+    from tritandem.contracts.stream import FinishCode
 
     engine.emit([(seq_id, [1], FinishCode.LENGTH)])
 

@@ -13,7 +13,10 @@ from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
 from fakes.text_streams import text_of
 from tritandem.config import SchedulerConfig
-from tritandem.contracts import Chunk, FinishCode, LoadSnapshot, Outcome, OutputOptions, PriorityClass
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.requests import OutputOptions, PriorityClass
+from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler import SchedulerService
 from tritandem.scheduler.core import CONNECT_GRACE_NS
 

@@ -11,19 +11,10 @@ from fakes.engine_port import FakeEngine, answer_tokens
 from fakes.scheduling import Running, Start, request, wait_until
 from fakes.sinks import RecordingSink
 from fakes.text_streams import UNREADABLE_TOKEN, text_of
-from tritandem.contracts import (
-    Chunk,
-    EngineFailed,
-    EngineRequest,
-    FinishCode,
-    FinishReason,
-    InvalidRequest,
-    LoadSnapshot,
-    Outcome,
-    OutputOptions,
-    RequestCancelled,
-    TritandemError,
-)
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import EngineFailed, InvalidRequest, Outcome, RequestCancelled, TritandemError
+from tritandem.contracts.requests import EngineRequest, OutputOptions
+from tritandem.contracts.stream import FinishCode, FinishReason, LoadSnapshot
 from tritandem.scheduler.lifecycle import (
     ALLOWED,
     CLIENT_GONE,

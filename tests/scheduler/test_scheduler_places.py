@@ -10,7 +10,9 @@ import pytest
 from fakes.engine_port import FakeEngine
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
-from tritandem.contracts import LoadSnapshot, PriorityClass, Saturated
+from tritandem.contracts.errors import Saturated
+from tritandem.contracts.requests import PriorityClass
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.admission import Backlog, QueueState
 from tritandem.scheduler.policy.places import may_hold
 from tritandem.scheduler.recent_pace import LEAST_NS, RecentPace

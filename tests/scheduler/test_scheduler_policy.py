@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tritandem.contracts import PriorityClass
+from tritandem.contracts.requests import PriorityClass
 from tritandem.scheduler.policy.ageing import next_lift_ns, rank
 from tritandem.scheduler.policy.deadline import too_late
 from tritandem.scheduler.policy.fair_share import band, opening_balance

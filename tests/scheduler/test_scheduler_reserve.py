@@ -8,7 +8,8 @@ from dataclasses import replace
 from fakes.engine_port import FakeEngine
 from fakes.scheduling import Start, request, wait_until
 from fakes.sinks import RecordingSink
-from tritandem.contracts import FinishCode, LoadSnapshot, PriorityClass
+from tritandem.contracts.requests import PriorityClass
+from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler.policy.order import first
 from tritandem.scheduler.policy.reserve import Share, held_back, may_start
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting

@@ -12,7 +12,10 @@ from fakes.scheduling import RecordingObserver, Start, request, wait_until
 from fakes.sinks import RecordingSink
 from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
-from tritandem.contracts import Chunk, FinishCode, LoadSnapshot, Outcome, PriorityClass
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.requests import PriorityClass
+from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler import SchedulerService, core
 from tritandem.scheduler.core import DUES_KEPT
 from tritandem.scheduler.early_stops import MAX_REMEMBERED, EarlyStops

@@ -7,7 +7,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass
 
-from tritandem.contracts import PriorityClass
+from tritandem.contracts.requests import PriorityClass
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting
 from tritandem.scheduler.waiting_queue import WaitingQueue
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tritandem.config import Config
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.host import Refusal
 from tritandem.server import preflight
 from tritandem.server.foreign_flags import known_flags, refuse_unknown_flags

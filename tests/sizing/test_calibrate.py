@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritandem.config import TokenizerConfig
-from tritandem.contracts import ConfigError, Int32Array
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.errors import ConfigError
 from tritandem.sizing import load_coefficients
 from tritandem.sizing.calibrate import MEASURED, encode_rate, machine_name, prompt_text
 from tritandem.sizing.command import add_command

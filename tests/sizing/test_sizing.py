@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.sizing import Coefficients, Workload, core_need, load_coefficients, load_instances, rule_cores
 from tritandem.sizing.coefficients import parse_coefficients, to_document
 from tritandem.sizing.command import add_command

@@ -6,7 +6,10 @@ import json
 import time
 from dataclasses import replace
 
-from tritandem.contracts import LoadSnapshot, Outcome, PriorityClass, Stamps
+from tritandem.contracts.answers import Stamps
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.requests import PriorityClass
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler import FinishedRequest, SchedulerSnapshot
 from tritandem.scheduler.batch_limits import BatchLimits
 from tritandem.scheduler.ports import EngineStatus

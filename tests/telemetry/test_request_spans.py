@@ -7,7 +7,9 @@ import time
 
 import pytest
 from fakes.otlp_collector import OtlpCollector, Received
-from tritandem.contracts import ConfigError, Outcome, PriorityClass, Stamps
+from tritandem.contracts.answers import Stamps
+from tritandem.contracts.errors import ConfigError, Outcome
+from tritandem.contracts.requests import PriorityClass
 from tritandem.scheduler import FinishedRequest
 from tritandem.telemetry import tracing
 from tritandem.telemetry.tracing import SpanExporter, refuse_missing_packages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from tokenizers import Tokenizer
-from tritandem.contracts import Int32Array
+from tritandem.contracts.arrays import Int32Array
 
 Token = tuple[int, int, int]  # start, end in the text, id
 

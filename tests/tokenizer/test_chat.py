@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tritandem.config import TokenizerConfig
-from tritandem.contracts import InvalidRequest
+from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.chats.authorship import CLIENT, MODEL, joined, whole
 from tritandem.tokenizer.chats.segments import ControlTokens, Segment

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from byte_models import load
 from chat_styles import STYLES
-from tritandem.contracts import InvalidRequest
+from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import TextTokenizer
 
 Messages = list[dict[str, Any]]

@@ -12,7 +12,7 @@ import pytest
 from fuzz.tokenizer_claims import Subject, refute, subject
 from gguf import GGUFWriter
 from tritandem.config import TokenizerConfig
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.encode.adversarial import short_texts
 

@@ -12,7 +12,7 @@ import pytest
 import regex
 from byte_models import SLOW
 from gguf import GGUFWriter
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.models.gguf import save_tokenizer
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.decode.token_text import byte_alphabet

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from fuzz.tokenizer_claims import Subject
-from tritandem.contracts import Int32Array
+from tritandem.contracts.arrays import Int32Array
 from tritandem.tokenizer.encode import short_first
 from tritandem.tokenizer.encode.pieces import PieceEncoder
 from tritandem.tokenizer.encode.short_first import ShortFirst

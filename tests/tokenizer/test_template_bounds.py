@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from byte_models import SLOW, load, write_folder
 from jinja2.exceptions import SecurityError
-from tritandem.contracts import ConfigError, InvalidRequest
+from tritandem.contracts.errors import ConfigError, InvalidRequest
 from tritandem.tokenizer import load_tokenizer
 from tritandem.tokenizer.chats.authorship import CLIENT, TooLarge, whole
 from tritandem.tokenizer.chats.template_bounds import TooMuchWork

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from byte_models import load
 from chat_styles import STYLES
-from tritandem.contracts import InvalidRequest
+from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import TextTokenizer
 
 ARGUMENTS = {"city": "Köln", "days": [1, 2], "exact": None}

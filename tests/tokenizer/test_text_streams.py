@@ -14,7 +14,8 @@ from fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
-from tritandem.contracts import MAX_STOP_WORD_CHARS, MAX_STOP_WORDS, Int32Array
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.fields import MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
 from tritandem.tokenizer import TextStreams, TextTokenizer
 from tritandem.tokenizer.decode.cleaned_text import last_safe_space
 from tritandem.tokenizer.decode.stop_words import StopWords

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tritandem.config import TokenizerConfig
-from tritandem.contracts import ConfigError, EngineFailed, InvalidRequest
+from tritandem.contracts.errors import ConfigError, EngineFailed, InvalidRequest
 from tritandem.tokenizer import Encoded, TextTokenizer, load_text_streams, load_tokenizer
 from tritandem.tokenizer.encode.threads import encode_threads, tokenizer_instances
 from tritandem.tokenizer.files.source import read_source

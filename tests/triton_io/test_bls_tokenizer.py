@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from handed_over import KEY
-from tritandem.contracts import DeadlineExpired, Saturated
+from tritandem.contracts.errors import DeadlineExpired, Saturated
 from tritandem.triton_io.hops import handover
 from tritandem.triton_io.hops.bls_tokenizer import LONG_CHARS, BlsTokenizer, _failure
 from tritandem.triton_io.hops.handover import Handover

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritandem.contracts import InvalidRequest
+from tritandem.contracts.errors import InvalidRequest
 from tritandem.triton_io.request import client_json
 from tritandem.triton_io.request.client_json import MAX_PARTS
 

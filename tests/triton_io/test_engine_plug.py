@@ -12,18 +12,10 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from handed_over import KEY, received
-from tritandem.contracts import (
-    ConfigError,
-    Draining,
-    EngineFailed,
-    EngineRequest,
-    FinishCode,
-    InvalidRequest,
-    LoadSnapshot,
-    SamplingParams,
-    TokenBatch,
-    TritandemError,
-)
+from tritandem.contracts.errors import ConfigError, Draining, EngineFailed, InvalidRequest, TritandemError
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from tritandem.triton_io.hops import bls_engine, engine_wire
 from tritandem.triton_io.hops.bls_engine import BlsEngine
 from tritandem.triton_io.hops.engine_wire import Op

@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritandem.contracts import (
-    DeadlineExpired,
-    EngineFailed,
-    EngineRequest,
-    InvalidRequest,
-    LoadSnapshot,
-    SamplingParams,
-    Saturated,
-    TokenBatch,
-    TritandemError,
-)
+from tritandem.contracts.errors import DeadlineExpired, EngineFailed, InvalidRequest, Saturated, TritandemError
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import LoadSnapshot, TokenBatch
 from tritandem.triton_io.hops import engine_wire
 
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tritandem.contracts import EngineFailed, LoadSnapshot
+from tritandem.contracts.errors import EngineFailed
+from tritandem.contracts.stream import LoadSnapshot
 from tritandem.triton_io.hops.first_load import FirstLoad
 
 LOAD = LoadSnapshot(max_context_tokens=77)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tritandem.config import INNER_KEY_ENV
-from tritandem.contracts import ConfigError, InvalidRequest
+from tritandem.contracts.errors import ConfigError, InvalidRequest
 from tritandem.triton_io.hops import engine_wire, inner_key
 from tritandem.triton_io.hops.engine_wire import Op
 from tritandem.triton_io.hops.inner_key import InnerKey, load_inner_key

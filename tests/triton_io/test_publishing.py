@@ -10,7 +10,10 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from handed_over import KEY, received, text
 from tritandem.config import TelemetryConfig
-from tritandem.contracts import Chunk, FinishReason, InvalidRequest, Outcome, OutputOptions, PriorityClass, Stamps
+from tritandem.contracts.answers import Chunk, Stamps
+from tritandem.contracts.errors import InvalidRequest, Outcome
+from tritandem.contracts.requests import OutputOptions, PriorityClass
+from tritandem.contracts.stream import FinishReason
 from tritandem.scheduler.ports import FinishedRequest
 from tritandem.telemetry import families as f
 from tritandem.telemetry.duration_counts import DurationCounts, LockedDurationCounts

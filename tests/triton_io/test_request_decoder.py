@@ -11,7 +11,8 @@ import pytest
 from handed_over import one, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritandem.contracts import GenerationRequest, InvalidRequest, PriorityClass
+from tritandem.contracts.errors import InvalidRequest
+from tritandem.contracts.requests import GenerationRequest, PriorityClass
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode, read_request_id
 from tritandem.triton_io.request.prompt_source import read_parameters
 from tritandem.triton_io.request.tensor_values import Inputs

@@ -17,22 +17,18 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from bad_requests import BAD, HI
 from handed_over import KEY, one, received, text
-from tritandem.contracts import (
-    Chunk,
+from tritandem.contracts.answers import Chunk, Stamps, TokenLogprob
+from tritandem.contracts.errors import (
     Draining,
     EngineFailed,
-    FinishReason,
-    GenerationRequest,
     InvalidRequest,
     Outcome,
-    OutputOptions,
-    PriorityClass,
     RequestCancelled,
     Saturated,
-    Stamps,
-    TokenLogprob,
     TritandemError,
 )
+from tritandem.contracts.requests import GenerationRequest, OutputOptions, PriorityClass
+from tritandem.contracts.stream import FinishReason
 from tritandem.scheduler import FinishedRequest
 from tritandem.triton_io.answer.sinks import TritonSink
 from tritandem.triton_io.hops import handover

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
-from tritandem.contracts import SamplingParams, Stamps
+from tritandem.contracts.answers import Stamps
+from tritandem.contracts.fields import SamplingParams
 from tritandem.triton_io.request import schema
 from tritonclient.grpc import model_config_pb2
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from tritandem.contracts import Chunk, FinishReason, Outcome, OutputOptions
+from tritandem.contracts.answers import Chunk
+from tritandem.contracts.errors import Outcome
+from tritandem.contracts.requests import OutputOptions
+from tritandem.contracts.stream import FinishReason
 from tritandem.triton_io.answer.sinks import TritonSink
 from tritandem.triton_io.request.decoder import ReturnOptions
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls

@@ -6,7 +6,7 @@ import random
 import threading
 
 from fakes.clock import FakeClock
-from tritandem.contracts import PriorityClass
+from tritandem.contracts.requests import PriorityClass
 from tritandem.triton_io.hops.text_turns import MIN_DEADLINES, TextTurns, Turn
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fakes.triton_python_backend_utils import InferenceRequest, InferenceTrace
-from tritandem.contracts import InvalidRequest
+from tritandem.contracts.errors import InvalidRequest
 from tritandem.triton_io.request.trace_context import check_trace_parent, read_trace_parent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

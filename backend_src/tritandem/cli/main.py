@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tritandem import __version__
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.models import resolve_model
 from tritandem.sizing.command import add_command as add_sizing_commands
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.host import Refusal
 from tritandem.models.catalog import CATALOG
 from tritandem.models.fetch import fetched

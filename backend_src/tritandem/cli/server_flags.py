@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tritandem.config import CONFIG_ENV, DEVICE_FORMS, MODEL_ENV, PLACEMENT_ENV, is_device, placement_from_words
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.placement import COMPONENTS

@@ -14,16 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..config import EngineConfig
-from ..contracts import (
-    EngineFailed,
-    EngineRequest,
-    FinishCode,
-    InvalidRequest,
-    LoadSnapshot,
-    Saturated,
-    TokenBatch,
-    TritandemError,
-)
+from ..contracts.errors import EngineFailed, InvalidRequest, Saturated, TritandemError
+from ..contracts.requests import EngineRequest
+from ..contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from ..telemetry.step_meter import StepMeter
 from .host.core import EngineCore
 from .host.outbox import Outbox

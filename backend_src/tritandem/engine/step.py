@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..contracts import Float32Array, Int32Array, SamplingParams, UInt8Array
+from ..contracts.arrays import Float32Array, Int32Array, UInt8Array
+from ..contracts.fields import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 # Rotary embeddings that would follow the longest position of a batch are held at the length of training.

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

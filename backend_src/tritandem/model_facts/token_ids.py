@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from .folder import TOKENIZER_CONFIG, ModelFolder, read_json
 
 TOKENIZER = "tokenizer.json"

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from .folder import read_json
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from ..model_facts.gguf_header import read_gguf
 from ..tokenizer.files import gguf_header
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import PlacementConfig
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from ..machine.cpu_list import format_cpus, parse_cpus
 from ..machine.topology import Cpu, Gpu, Topology, usable_cores
 

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..contracts import (
-    DeadlineExpired,
-    Draining,
-    GenerationRequest,
-    InvalidRequest,
-    LoadSnapshot,
-    PriorityClass,
-    Saturated,
-    TritandemError,
-)
+from ..contracts.errors import DeadlineExpired, Draining, InvalidRequest, Saturated, TritandemError
+from ..contracts.requests import GenerationRequest, PriorityClass
+from ..contracts.stream import LoadSnapshot
 from .policy.places import may_hold
 
 MIN_RETRY_S = 0.1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..contracts import LoadSnapshot
+from ..contracts.stream import LoadSnapshot
 
 SLOW = 1.10  # a step this much over the target shrinks the limits
 FAST = 0.85  # only a step this far under the target grows them: the band between is the hysteresis

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..contracts import PriorityClass
+from ..contracts.requests import PriorityClass
 from .batch_limits import BatchLimits
 from .dispatch import EngineView
 from .engine_link import EngineLink, Health

@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 
 from ..config import SchedulerConfig
-from ..contracts import DeadlineExpired, EngineFailed, LoadSnapshot, PriorityClass, Saturated, TritandemError, told
+from ..contracts.errors import DeadlineExpired, EngineFailed, Saturated, TritandemError, told
+from ..contracts.requests import PriorityClass
+from ..contracts.stream import LoadSnapshot
 from .admission import (
     AdmissionLimits,
     Backlog,

@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..contracts import EngineFailed, FinishCode, Int32Array, TokenBatch, TokenLogprob
+from ..contracts.answers import TokenLogprob
+from ..contracts.arrays import Int32Array
+from ..contracts.errors import EngineFailed
+from ..contracts.stream import FinishCode, TokenBatch
 from .desk import Desk
 from .lifecycle import STOP_WORD, STOP_WORD_AT_END, Ending, State, ended_by_engine, ended_by_error
 from .ports import TextStep, TextStreamsPort

@@ -11,7 +11,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..contracts import EngineFailed, Outcome, TokenLogprob
+from ..contracts.answers import TokenLogprob
+from ..contracts.errors import EngineFailed, Outcome
 from .lifecycle import Ending, State, ended_by_error
 from .ticket import Ticket
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..contracts import LoadSnapshot
+from ..contracts.stream import LoadSnapshot
 from .batch_limits import BatchLimits
 
 LOOKAHEAD_SHARE = 1 / 16  # handed over beyond the batch, so that a place that falls free is filled by the next step

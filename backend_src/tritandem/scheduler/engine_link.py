@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..contracts import EngineFailed, EnginePort, EngineRequest, LoadSnapshot, TritandemError, told
+from ..contracts.errors import EngineFailed, TritandemError, told
+from ..contracts.requests import EngineRequest
+from ..contracts.stream import EnginePort, LoadSnapshot
 from .delivery import TokenRouter
 from .desk import Desk
 from .lifecycle import State

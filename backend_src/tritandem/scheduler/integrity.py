@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ..contracts import PriorityClass
+from ..contracts.requests import PriorityClass
 from .admission import QueueState
 from .books import Book
 from .lifecycle import State

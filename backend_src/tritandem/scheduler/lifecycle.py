@@ -11,14 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..contracts import (
-    EngineFailed,
-    FinishCode,
-    FinishReason,
-    Outcome,
-    RequestCancelled,
-    TritandemError,
-)
+from ..contracts.errors import EngineFailed, Outcome, RequestCancelled, TritandemError
+from ..contracts.stream import FinishCode, FinishReason
 
 
 class State(Enum):

@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..contracts import Int32Array, LoadSnapshot, Outcome, PriorityClass, Stamps
+from ..contracts.answers import Stamps
+from ..contracts.arrays import Int32Array
+from ..contracts.errors import Outcome
+from ..contracts.requests import PriorityClass
+from ..contracts.stream import LoadSnapshot
 from .batch_limits import BatchLimits
 
 

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 
-from ..contracts import Int32Array
+from ..contracts.arrays import Int32Array
 
 PIECE_TOKENS = 64
 MAX_PIECES = 128  # of one prompt: longer common beginnings do not change the choice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..contracts import PriorityClass
+from ..contracts.requests import PriorityClass
 
 WINDOW_NS = 30_000_000_000  # what was seen is remembered for one window at least, for two at most
 

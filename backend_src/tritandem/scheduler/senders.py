@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from ..contracts import Chunk, EngineFailed, TritandemError, told
+from ..contracts.answers import Chunk
+from ..contracts.errors import EngineFailed, TritandemError, told
 from .desk import Desk, Parcel
 from .ticket import Ticket
 

@@ -16,15 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from ..config import SchedulerConfig
-from ..contracts import (
-    Draining,
-    EngineFailed,
-    EnginePort,
-    GenerationRequest,
-    PriorityClass,
-    ResponseSink,
-    Saturated,
-)
+from ..contracts.answers import ResponseSink
+from ..contracts.errors import Draining, EngineFailed, Saturated
+from ..contracts.requests import GenerationRequest, PriorityClass
+from ..contracts.stream import EnginePort
 from .cancel_watch import CancelWatch
 from .core import SchedulerCore
 from .delivery import TokenRouter

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..contracts import GenerationRequest, Int64Array, ResponseSink, Stamps, TokenLogprob
+from ..contracts.answers import ResponseSink, Stamps, TokenLogprob
+from ..contracts.arrays import Int64Array
+from ..contracts.requests import GenerationRequest
 from .lifecycle import Life
 from .policy.waiting import Waiting
 

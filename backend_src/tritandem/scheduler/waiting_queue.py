@@ -11,7 +11,7 @@ import heapq
 import itertools
 from typing import Generic, TypeVar
 
-from ..contracts import PriorityClass
+from ..contracts.requests import PriorityClass
 from .policy.ageing import next_lift_ns, rank
 from .policy.deadline import urgency
 from .policy.fair_share import band, opening_balance

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..config import DEVICE_FORMS, Config, is_device, load_config, with_placement
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from ..host import Refusal
 from ..model_facts import check_folder
 from ..placement import plan_here, why_no_device

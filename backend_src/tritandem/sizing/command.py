@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import MODEL_ENV
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 from .coefficients import load_coefficients, to_document
 from .instances import CloudInstance, Offer, load_instances
 from .model import Workload, core_need

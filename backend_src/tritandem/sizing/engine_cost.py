@@ -10,7 +10,9 @@ from collections import deque
 
 import numpy as np
 
-from ..contracts import EngineRequest, FinishCode, SamplingParams
+from ..contracts.fields import SamplingParams
+from ..contracts.requests import EngineRequest
+from ..contracts.stream import FinishCode
 from ..engine.host.core import EngineCore
 from ..engine.host.outbox import Outbox
 from ..engine.step import RunnerSpec, StepPlan, StepResult

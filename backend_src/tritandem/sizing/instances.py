@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 
 DEFAULT_FILE = "instances.json"
 

@@ -14,18 +14,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..config import SchedulerConfig
-from ..contracts import (
-    Chunk,
-    EngineFailed,
-    EngineRequest,
-    FinishCode,
-    GenerationRequest,
-    LoadSnapshot,
-    OutputOptions,
-    SamplingParams,
-    TokenBatch,
-    TritandemError,
-)
+from ..contracts.answers import Chunk
+from ..contracts.errors import EngineFailed, TritandemError
+from ..contracts.fields import SamplingParams
+from ..contracts.requests import EngineRequest, GenerationRequest, OutputOptions
+from ..contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from ..scheduler import SchedulerService, TextStreamsPort
 
 STREAMS = 32

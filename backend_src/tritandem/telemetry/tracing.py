@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..contracts import ConfigError
+from ..contracts.errors import ConfigError
 
 SERVICE_NAME = "tritandem"
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

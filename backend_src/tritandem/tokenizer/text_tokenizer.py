@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..config import TokenizerConfig
-from ..contracts import TritandemError
+from ..contracts.errors import TritandemError
 from .chats.renderer import ChatRenderer
 from .chats.segments import strings_in
 from .decode.text_streams import TextStreams

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 
 from ..server_flags import add_server_flags
 from .preflight import check_start

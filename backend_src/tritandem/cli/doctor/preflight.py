@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 from tritandem.server.options import ServeOptions
 
 from ..narrator import Narrator

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tritandem.contracts import ConfigError
+from tritandem.contracts.errors import ConfigError
 
 TIMEOUT_S = 5.0  # of each wait for the server
 WHOLE_TIMEOUT_S = 15.0

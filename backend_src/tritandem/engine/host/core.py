@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...contracts import EngineRequest, FinishCode, InvalidRequest, LoadSnapshot
+from ...contracts.errors import InvalidRequest
+from ...contracts.requests import EngineRequest
+from ...contracts.stream import FinishCode, LoadSnapshot
 from ...telemetry.step_meter import StepMeter
 from ..step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
 from . import batcher

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...contracts import FinishCode, Float32Array, Int32Array, LoadSnapshot, TokenBatch
+from ...contracts.arrays import Float32Array, Int32Array
+from ...contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from .sequence import SequenceState
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..step import SlotInit
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...contracts import EngineRequest, FinishCode, Float32Array, Int32Array
+from ...contracts.arrays import Float32Array, Int32Array
+from ...contracts.requests import EngineRequest
+from ...contracts.stream import FinishCode
 from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1

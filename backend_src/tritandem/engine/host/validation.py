@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...contracts import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, EngineRequest, InvalidRequest
+from ...contracts.errors import InvalidRequest
+from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
+from ...contracts.requests import EngineRequest
 from ..step import RunnerSpec
 
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...config import EngineConfig
-from ...contracts import ConfigError
+from ...contracts.errors import ConfigError
 from ...model_facts.folder import read_folder
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ...contracts import ConfigError
+from ...contracts.errors import ConfigError
 from ...model_facts.folder import context_tokens
 from ..attention.dense import DenseAttention
 from ..attention.interface import AttentionBatch

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...contracts import ConfigError
+from ...contracts.errors import ConfigError
 
 MOST_NAMED = 3
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...contracts import MAX_STOP_TOKEN_IDS, FinishCode
+from ...contracts.fields import MAX_STOP_TOKEN_IDS
+from ...contracts.stream import FinishCode
 from .layout import OFFSETS, RECENT_TOKENS, ROW_WORDS
 
 _ROW_WORDS = tl.constexpr(ROW_WORDS)

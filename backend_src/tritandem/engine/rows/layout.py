@@ -13,7 +13,8 @@ from struct import Struct
 
 import numpy as np
 
-from ...contracts import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
+from ...contracts.fields import FIELDS as FIELDS_OF_SAMPLING
+from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from ..step import SlotInit, output_budget
 
 RECENT_TOKENS = MAX_BAD_WORD_TOKENS - 1
@@ -42,24 +43,15 @@ STATE = (
     RowField("produced", "i"),  # output tokens so far; the random counter
     RowField("finished", "i"),  # 1: the row idles
 )
-# What the request asked for: fields of SamplingParams by their own names.
-SAMPLING = (
-    RowField("min_tokens", "i"),
-    RowField("top_k", "i"),  # 0: off
-    RowField("temperature", "f"),  # 0: greedy
-    RowField("top_p", "f"),
-    RowField("min_p", "f"),
-    RowField("repetition_penalty", "f"),
-    RowField("presence_penalty", "f"),
-    RowField("frequency_penalty", "f"),
-)
+# What the request asked for: fields of SamplingParams, as the table of sampling fields says.
+SAMPLING = tuple(RowField(name, facts.row) for name, facts in FIELDS_OF_SAMPLING.items() if facts.row)
 LISTS = (
     RowField("bad_word_count", "i"),  # rows of `SlotState.bad_words` that are this sequence's
     RowField("stop_ids", "i", MAX_STOP_TOKEN_IDS),  # filled with -1
     RowField("recent", "i", RECENT_TOKENS),  # the last tokens, right-aligned, filled with -1
 )
 # Two-word fields first: they must begin at an even word.
-FIELDS = (RowField("seed", "q"), *STATE, *SAMPLING, *LISTS)
+FIELDS = tuple(sorted((*STATE, *SAMPLING, *LISTS), key=lambda f: f.code != "q"))
 OFFSETS = dict(zip((f.name for f in FIELDS), accumulate((f.words for f in FIELDS), initial=0)))  # noqa: B905
 _USED_WORDS = sum(f.words for f in FIELDS)
 ROW_WORDS = _USED_WORDS + _USED_WORDS % 2  # so that every row begins at an even word
@@ -75,23 +67,22 @@ def pack_row(into: bytearray, at: int, init: SlotInit, vocab_size: int, max_cont
     tail = init.prompt_ids[-RECENT_TOKENS:]
     if outputs:
         tail = np.concatenate((tail, init.output_ids))[-RECENT_TOKENS:]
-    budget = output_budget(sampling.max_tokens, len(init.prompt_ids), max_context_tokens)
-    asked = {f.name: getattr(sampling, f.name) for f in SAMPLING}
-    asked["top_k"] = min(sampling.top_k, vocab_size)
-    _ROW.pack_into(
-        into,
-        at,
-        sampling.seed,
-        0,  # last_token
-        0,  # length
-        budget - outputs,
-        outputs,
-        0,  # finished
-        *asked.values(),
-        len(init.bad_words),
-        *padded_right(init.stop_ids, MAX_STOP_TOKEN_IDS),
-        *padded_left(tail.tolist(), RECENT_TOKENS),
-    )
+    values = {f.name: getattr(sampling, f.name) for f in SAMPLING} | {
+        "last_token": 0,
+        "length": 0,
+        "remaining": output_budget(sampling.max_tokens, len(init.prompt_ids), max_context_tokens) - outputs,
+        "produced": outputs,
+        "finished": 0,
+        "top_k": min(sampling.top_k, vocab_size),
+        "bad_word_count": len(init.bad_words),
+        "stop_ids": padded_right(init.stop_ids, MAX_STOP_TOKEN_IDS),
+        "recent": padded_left(tail.tolist(), RECENT_TOKENS),
+    }
+    words: list[int | float] = []
+    for f in FIELDS:
+        value = values[f.name]
+        words += value if f.count > 1 else [value]
+    _ROW.pack_into(into, at, *words)
 
 
 def padded_right(values: Sequence[int], width: int) -> list[int]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...contracts import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, FinishCode
+from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+from ...contracts.stream import FinishCode
 from ..step import SlotInit
 from .layout import FIELDS, OFFSETS, ROW_WORDS, WORD_BYTES, pack_row, padded_left
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..step import StepPlan
 from .layout import INIT_HEAD, INIT_WORDS, WORD_BYTES, pack_row
 

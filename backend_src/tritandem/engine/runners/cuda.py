@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ...config import EngineConfig
-from ...contracts import ConfigError, Int32Array
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import ConfigError
 from ...telemetry.step_meter import StepMeter
 from ..model.loader import LoadedModel
 from ..step import SamplingFeatures, StepFailed, StepPlan, StepResult

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from triton import next_power_of_2
 
-from ...contracts import MAX_TOP_LOGPROBS
+from ...contracts.fields import MAX_TOP_LOGPROBS
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
 from ..rows.inputs import PassBatch, PassInputs, begin_pass
 from ..rows.layout import RECENT_TOKENS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...config import EngineConfig
-from ...contracts import ConfigError
+from ...contracts.errors import ConfigError
 from ..attention.interface import AttentionBatch
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, kv_bytes_per_token

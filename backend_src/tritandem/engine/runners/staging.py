@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 
 SIZE_CLASSES = (4 << 10, 32 << 10, 256 << 10, 2 << 20)  # bytes
 SLOT_ALIGNMENT = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...contracts import PriorityClass
+from ...contracts.requests import PriorityClass
 
 
 def rank(priority: PriorityClass, arrived_ns: int, now_ns: int, ageing_ns: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...contracts import PriorityClass
+from ...contracts.requests import PriorityClass
 
 
 @dataclass(frozen=True, slots=True)

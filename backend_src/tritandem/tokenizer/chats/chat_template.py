@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 from .authorship import CLIENT, MODEL, Authored, TooLarge
 from .template_bounds import TooMuchWork
 from .template_sandbox import TemplateSandbox

@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ...contracts import ConfigError, InvalidRequest
+from ...contracts.errors import ConfigError, InvalidRequest
 from ..files.source import AddedToken, TokenizerSource
 from .authorship import TooLarge
 from .chat_template import ChatTemplate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..files.source import TokenizerSource
 from .cleaned_text import CleanedText
 from .stop_words import StopWords, stop_words

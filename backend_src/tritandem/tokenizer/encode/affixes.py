@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from .whole import WholeEncoder
 
 

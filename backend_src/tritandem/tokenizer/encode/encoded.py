@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 
 # fastokens; safe cuts; `tokenizers` in one call; a remembered prefix, the rest by a slow engine
 EngineName = Literal["fast", "pieces", "whole", "prefix_cache"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...config import TokenizerConfig
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..chats.renderer import control_tokens, template_text
 from ..chats.segments import Segment
 from ..files.source import TokenizerSource

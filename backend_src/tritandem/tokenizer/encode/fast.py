@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..files.source import TokenizerSource
 from .adversarial import WORDS
 from .fast_forms import ByNumbers, parts_at_digits, recognised_form, with_regex_written_out

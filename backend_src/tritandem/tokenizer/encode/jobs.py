@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from ...contracts import EngineFailed, InvalidRequest, told
+from ...contracts.errors import EngineFailed, InvalidRequest, told
 from .counters import Counters
 from .encoded import Encoded, Ids
 from .limits import check_text, check_tokens

@@ -5,7 +5,7 @@ Pure checks. Knows nothing about engines.
 
 from __future__ import annotations
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 from ..files.source import TokenizerSource
 
 

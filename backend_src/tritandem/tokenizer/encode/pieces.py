@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from .affixes import Affixes
 from .safe_cuts import CutRules
 from .short_first import ShortFirst

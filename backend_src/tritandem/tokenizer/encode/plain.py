@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..chats.segments import Segment
 from ..files.source import AddedToken, TokenizerSource, tokenizer_from_spec
 from .whole import WholeEncoder

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ..files.source import AddedToken
 
 MIN_PREFIX_CHARS = 1024

@@ -16,7 +16,7 @@ import threading
 
 import numpy as np
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from .counters import Counters
 from .fast import FastEncoder
 from .whole import WholeEncoder

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 
 
 class WholeEncoder:

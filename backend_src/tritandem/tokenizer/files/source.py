@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ...contracts import ConfigError
+from ...contracts.errors import ConfigError
 from ...model_facts.folder import read_folder
 from ...model_facts.token_ids import check_token_ids, check_vocabulary, vocabulary_of
 from .gguf_header import end_token_ids, read_header, restore_tokenizer

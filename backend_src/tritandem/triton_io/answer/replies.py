@@ -13,8 +13,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import EngineFailed, Outcome, TritandemError, told
-from ...printable import MAX_TRACEBACK_CHARS, printable
+from ...contracts.errors import EngineFailed, Outcome, TritandemError, told
+from ...contracts.printable import MAX_TRACEBACK_CHARS, printable
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

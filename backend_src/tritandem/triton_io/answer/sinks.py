@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import Chunk, TokenLogprob, TritandemError
+from ...contracts.answers import Chunk, TokenLogprob
+from ...contracts.errors import TritandemError
 from ...telemetry.duration_counts import DurationCounts
 from ..request.decoder import ReturnOptions
 from ..stub_2_51.finished_calls import FinishedCalls

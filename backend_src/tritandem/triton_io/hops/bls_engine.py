@@ -16,16 +16,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import (
-    Draining,
-    EngineFailed,
-    EngineRequest,
-    Int32Array,
-    Int64Array,
-    LoadSnapshot,
-    TokenBatch,
-    TritandemError,
-)
+from ...contracts.arrays import Int32Array, Int64Array
+from ...contracts.errors import Draining, EngineFailed, TritandemError
+from ...contracts.requests import EngineRequest
+from ...contracts.stream import LoadSnapshot, TokenBatch
 from ..plugs import engine_calls as call_relay
 from ..stub_2_51.finished_calls import FinishedCalls
 from ..stub_2_51.stream_gate import StreamGate

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import DeadlineExpired, EngineFailed, Int32Array, Saturated, TritandemError
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import DeadlineExpired, EngineFailed, Saturated, TritandemError
 from ..answer.replies import log_failure
 from ..request.prompt_source import PromptSource
 from . import handover

@@ -19,17 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ...contracts import (
-    EngineRequest,
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    LoadSnapshot,
-    SamplingParams,
-    TokenBatch,
-    TritandemError,
-)
-from .. import error_codec
+from ...contracts import error_codec
+from ...contracts.arrays import Float32Array, Int32Array, Int64Array
+from ...contracts.errors import TritandemError
+from ...contracts.fields import FIELDS, TYPES, SamplingParams
+from ...contracts.requests import EngineRequest
+from ...contracts.stream import LoadSnapshot, TokenBatch
 
 
 class Op(IntEnum):
@@ -55,8 +50,7 @@ class WireBatch:
 # --------------------------------------------------------------------------------------------------
 
 # One row of int64 a request; floats travel as their float64 bits.
-_SAMPLING = tuple(f.name for f in fields(SamplingParams))
-_FLOATS = frozenset(("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
+_SAMPLING = tuple(FIELDS)
 _NONE = -1  # logprobs: not asked for
 _HEAD = 5  # seq_id, prompt tokens, stop ids, bad words, prefix salt
 _ROW = _HEAD + len(_SAMPLING)
@@ -122,13 +116,13 @@ def unpack_cancel(header: Int64Array) -> list[int]:
 
 
 def _to_int64(name: str, value: float | int | None) -> int:
-    if name in _FLOATS:
+    if TYPES[name] is float:
         return int(np.float64(value).view(np.int64))
     return _NONE if value is None else int(value)
 
 
 def _from_int64(name: str, value: np.int64) -> float | int | None:
-    if name in _FLOATS:
+    if TYPES[name] is float:
         return float(value.view(np.float64))
     if name == "logprobs" and value == _NONE:
         return None

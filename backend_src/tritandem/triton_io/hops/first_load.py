@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from concurrent import futures
 
-from ...contracts import EngineFailed, EnginePort, LoadSnapshot
+from ...contracts.errors import EngineFailed
+from ...contracts.stream import EnginePort, LoadSnapshot
 
 
 class FirstLoad:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ...contracts import Int32Array, InvalidRequest, TritandemError
-from .. import error_codec
+from ...contracts import error_codec
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import InvalidRequest, TritandemError
 from ..request.schema import REFUSAL, TOKENIZED_NS
 from ..request.tensor_values import check
 from .inner_key import InnerKey

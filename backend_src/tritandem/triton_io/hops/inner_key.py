@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ...config import INNER_KEY_ENV
-from ...contracts import ConfigError, Int64Array, InvalidRequest
+from ...contracts.arrays import Int64Array
+from ...contracts.errors import ConfigError, InvalidRequest
 
 SECRET_BYTES = 32
 MIN_CHARS = 16  # of the environment variable

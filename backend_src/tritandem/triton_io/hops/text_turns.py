@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...contracts import PriorityClass
+from ...contracts.requests import PriorityClass
 
 MIN_DEADLINES = 64  # fewer are kept as they are
 

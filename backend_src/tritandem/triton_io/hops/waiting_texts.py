@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from ...contracts import PriorityClass, Saturated
+from ...contracts.errors import Saturated
+from ...contracts.requests import PriorityClass
 from ...scheduler.policy.places import may_hold
 
 RETRY_AFTER_S = 1.0

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import EngineRequest, LoadSnapshot, TokenBatch, TritandemError
+from ...contracts.errors import TritandemError
+from ...contracts.requests import EngineRequest
+from ...contracts.stream import LoadSnapshot, TokenBatch
 from ..answer.replies import FINAL, answer_each, error_response, send_last
 from ..hops import engine_wire
 from ..hops.engine_wire import Op

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import ConfigError, EngineFailed
+from ...contracts.errors import ConfigError, EngineFailed
 from ..answer.replies import FINAL, answer_each
 from ..hops.inner_key import InnerKey
 from ..request.incoming import read_arrays

@@ -13,20 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...contracts import (
-    Chunk,
-    FinishReason,
-    GenerationRequest,
-    Int32Array,
-    InvalidRequest,
-    Outcome,
-    OutputOptions,
-    PriorityClass,
-    ResponseSink,
-    Saturated,
-    Stamps,
-    TritandemError,
-)
+from ...contracts.answers import Chunk, ResponseSink, Stamps
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import InvalidRequest, Outcome, Saturated, TritandemError
+from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
+from ...contracts.stream import FinishReason
 from ...scheduler.ports import FinishedRequest
 from ...telemetry.duration_counts import DurationCounts
 from ..answer.replies import answer_each, public_error, send_error

@@ -26,9 +26,10 @@ from ...config import (
     heartbeat_from_environment,
     model_folder_from_environment,
 )
-from ...contracts import EnginePort, LoadSnapshot, PriorityClass
+from ...contracts.printable import MAX_TRACEBACK_CHARS, printable
+from ...contracts.requests import PriorityClass
+from ...contracts.stream import EnginePort, LoadSnapshot
 from ...placement import ENGINE, SCHEDULER, TOKENIZER
-from ...printable import MAX_TRACEBACK_CHARS, printable
 from ...telemetry.heartbeat import Heartbeat
 from ..hops.inner_key import load_inner_key
 from ..request.decoder import ModelLimits

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts import Int32Array, TritandemError
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import TritandemError
 from ..answer.replies import FINAL, answer_each, public_error, send_error
 from ..hops import handover
 from ..hops.handover import Handover

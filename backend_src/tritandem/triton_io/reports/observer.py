@@ -12,8 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ...contracts import Outcome, PriorityClass, Stamps
-from ...printable import escaped
+from ...contracts.answers import Stamps
+from ...contracts.errors import Outcome
+from ...contracts.printable import escaped
+from ...contracts.requests import PriorityClass
 from ...scheduler.ports import FinishedRequest, SchedulerSnapshot
 from ...telemetry import families as f
 from ...telemetry.duration_counts import LockedDurationCounts

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from ...contracts import Outcome, Stamps
+from ...contracts.answers import Stamps
+from ...contracts.errors import Outcome
 from ...scheduler.ports import FinishedRequest
 from ...telemetry.tracing import Span, SpanExporter
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...contracts import Int32Array
+from ...contracts.arrays import Int32Array
 from ...scheduler.ports import TextStep, TextStreamsPort
 from ...telemetry.duration_counts import DurationCounts
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 
 MAX_DIGITS = 300  # of an integer; a few more no float could hold
 MAX_PARTS = 400_000  # quotes, brackets and commas: 10,000 messages of several parts each; 100 ms at most

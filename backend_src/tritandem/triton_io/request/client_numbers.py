@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 
 MAX_CHARS = 300  # a few more digits no float could hold
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")

@@ -10,15 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...contracts import (
-    MAX_BAD_WORD_TOKENS,
-    MAX_STOP_TOKEN_IDS,
-    GenerationRequest,
-    Int32Array,
-    InvalidRequest,
-    OutputOptions,
-    PriorityClass,
-)
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import InvalidRequest
+from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
+from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
 from .client_numbers import read_whole
 from .incoming import check_id
 from .prompt_source import PromptSource, read_prompt, read_tenant

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 
 MAX_ID_CHARS = 256
 

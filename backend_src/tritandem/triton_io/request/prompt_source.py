@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ...contracts import Int32Array, InvalidRequest
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import InvalidRequest
 from . import client_json
 from .sampling_fields import KNOWN_NAMES, is_sampling_name
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, INPUT_OF_NAME, PARAMETERS

@@ -15,14 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ...contracts import (
-    MAX_BAD_WORDS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOP_WORD_CHARS,
-    MAX_STOP_WORDS,
-    InvalidRequest,
-    SamplingParams,
-)
+from ...contracts.errors import InvalidRequest
+from ...contracts.fields import MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS, SamplingParams
 from . import client_json
 from .client_numbers import read_real, read_whole
 from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS

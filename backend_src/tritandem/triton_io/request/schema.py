@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...contracts import MAX_BAD_WORDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
+from ...contracts.fields import FIELDS, MAX_BAD_WORDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,8 @@ PROMPT_INPUTS = (
     _one("stop", "BOOL", "false", "true, false", "true: end the running request that has this request's id"),
 )
 
-SAMPLING_INPUTS = (
-    _one("max_tokens", "INT32", "256 or what the context leaves", "1..what the context leaves", "tokens to generate"),
-    _one("min_tokens", "INT32", "0", "0..max_tokens", "no end token before this many tokens"),
-    _one("temperature", "FP32", "0, or 1 with top_k > 1, top_p < 1, min_p or seed", "0..100", "0 is greedy"),
-    _one("top_k", "INT32", "0", "at least 0; 0 and -1 are off", "sample among the k most likely tokens"),
-    _one("top_p", "FP32", "1", "(0, 1]", "sample within this share of the probability"),
-    _one("min_p", "FP32", "0", "0..1", "drop tokens less likely than this share of the likeliest"),
-    _one("repetition_penalty", "FP32", "1", "0.01..100", "divides the logits of tokens seen before; 1 is off"),
-    _one("presence_penalty", "FP32", "0", "-2..2", "subtracted once from generated tokens' logits"),
-    _one("frequency_penalty", "FP32", "0", "-2..2", "subtracted for each earlier occurrence"),
-    _one("seed", "UINT64", "a random one", "0..2^63 - 1", "fixes the random stream; greedy requests draw nothing"),
+SAMPLING_INPUTS = tuple(
+    _one(name, facts.tensor, facts.shown, facts.range, facts.doc) for name, facts in FIELDS.items() if facts.tensor
 )
 
 WORD_INPUTS = (
@@ -100,11 +91,11 @@ NEUTRAL_INPUTS = (
 )
 
 # Older names of the same thing; giving both with different values is refused.
-ALIAS_INPUTS = (
-    _one("min_length", "INT32", "0", "as min_tokens", "older name of min_tokens"),
-    _one("random_seed", "UINT64", "a random one", "as seed", "older name of seed"),
+ALIASES = {alias: name for name, facts in FIELDS.items() for alias in facts.aliases}
+ALIAS_INPUTS = tuple(
+    _one(alias, FIELDS[name].tensor, FIELDS[name].shown, f"as {name}", f"older name of {name}")
+    for alias, name in ALIASES.items()
 )
-ALIASES = {"min_length": "min_tokens", "random_seed": "seed"}
 
 INPUTS: tuple[PublicTensor, ...] = (
     *PROMPT_INPUTS,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...contracts import Int32Array, InvalidRequest
+from ...contracts.arrays import Int32Array
+from ...contracts.errors import InvalidRequest
 from .schema import INPUT_OF_NAME, PublicTensor
 
 Array = NDArray[Any]

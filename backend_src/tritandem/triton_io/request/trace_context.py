@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...contracts import InvalidRequest
+from ...contracts.errors import InvalidRequest
 
 PARAMETER = "traceparent"
 ALLOWED = "a W3C trace context: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, lower case, ids not all zero"

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from ....contracts import ConfigError
+from ....contracts.errors import ConfigError
 from ....model_facts.gguf_header import GgufHeader
 from .rope import LOCAL_BASE, rope_parameters
 

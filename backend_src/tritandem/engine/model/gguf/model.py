@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from ....contracts import ConfigError
+from ....contracts.errors import ConfigError
 from ....model_facts.gguf_header import GgufHeader, GgufTensor, kind_name, read_gguf, tensor_bytes
 from ..weight_names import refuse_names, refuse_report
 from .config import gguf_config, local_base, rotary_dimensions

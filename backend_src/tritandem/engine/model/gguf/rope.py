@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ....contracts import ConfigError
+from ....contracts.errors import ConfigError
 from ....model_facts.gguf_header import GgufHeader, read_floats
 
 DEFAULT_BASE = 10_000.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..contracts import (
+from .errors import (
     DeadlineExpired,
     EngineFailed,
     InvalidRequest,
@@ -16,7 +16,7 @@ from ..contracts import (
     Saturated,
     TritandemError,
 )
-from ..printable import Shown
+from .printable import Shown
 
 _PLAIN: dict[str, type[TritandemError]] = {
     cls.__name__: cls for cls in (DeadlineExpired, EngineFailed, RequestCancelled, RequestStopped)

@@ -1,0 +1,65 @@
+"""A request: of a client, after decoding and validation; and what an engine needs of it.
+
+Tier 0. Times are `time.monotonic_ns()` of this host (CLOCK_MONOTONIC, comparable between its processes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .arrays import Int32Array
+from .fields import SamplingParams
+
+
+class PriorityClass(IntEnum):
+    """Lower runs first."""
+
+    INTERACTIVE = 0
+    NORMAL = 1
+    BATCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What the client wants to see in its responses."""
+
+    stream: bool = False
+    exclude_input: bool = True
+    finish_reason: bool = True
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    cumulative_logprob: bool = False
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One client request after decoding and validation, before admission. `input_ids`: int32 [n], n >= 1."""
+
+    request_id: str
+    input_ids: Int32Array
+    sampling: SamplingParams
+    prompt_text: str | None = None  # only where the output must repeat it
+    stop_words: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not appear
+    output: OutputOptions = OutputOptions()
+    priority: PriorityClass = PriorityClass.NORMAL
+    tenant: str = ""
+    deadline_ns: int | None = None
+    received_ns: int = 0
+    tokenized_ns: int = 0
+    trace_parent: str = ""  # W3C traceparent of the span above; "": none
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What an engine needs to run one sequence. `seq_id` is unique for the life of the scheduler."""
+
+    seq_id: int
+    prompt_ids: Int32Array  # [n], n >= 1
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...] = ()  # end tokens included; at most MAX_STOP_TOKEN_IDS
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prefix_salt: int = 0  # int64; sequences share cached prefixes only where these are equal
