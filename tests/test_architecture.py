@@ -46,7 +46,7 @@ SUB_ROOMS: dict[str, dict[str, int]] = {
         "runners": 4,
         "service": 5,
     },
-    "triton_io": {"stub_2_51": 0, "request": 1, "hops": 2, "answer": 2, "reports": 2, "plugs": 3},
+    "triton_io": {"stub_2_51": 0, "request": 1, "answer": 2, "hops": 3, "reports": 3, "plugs": 4},
     "tokenizer": {"files": 0, "chats": 1, "encode": 2, "decode": 2, "text_tokenizer": 3, "load": 4, "__init__": 5},
 }
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc"}

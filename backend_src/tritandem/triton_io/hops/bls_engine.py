@@ -20,14 +20,12 @@ from ...contracts.arrays import Int32Array, Int64Array
 from ...contracts.errors import Draining, EngineFailed, TritandemError
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import LoadSnapshot, TokenBatch
-from ..plugs import engine_calls as call_relay
 from ..stub_2_51.finished_calls import FinishedCalls
 from ..stub_2_51.stream_gate import StreamGate
 from . import engine_wire
 from .engine_wire import Op, WireBatch
 from .inner_key import InnerKey
 
-_STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
 # The stub keeps every response of a call until the call has ended (a step of 256 sequences: 17 KB of shared memory
 # and 19 KB of its own): after so many responses or bytes of arrays the next call takes over.
 ROTATE_AFTER_RESPONSES = 1024
@@ -134,7 +132,7 @@ class BlsEngine:
         self._finished_calls.settle()
         request = pb_utils.InferenceRequest(
             model_name=self.name,
-            requested_output_names=_STREAM_OUTPUTS,
+            requested_output_names=engine_wire.STREAM_OUTPUTS,
             inputs=[pb_utils.Tensor("header", self._key.lock(engine_wire.pack_call(Op.STREAM)))],
             preferred_memory=_host_memory(),
         )
@@ -159,8 +157,8 @@ class BlsEngine:
         if tokens is not None:
             inputs.append(pb_utils.Tensor("tokens", tokens))
         request = pb_utils.InferenceRequest(
-            model_name=self.name + call_relay.SUFFIX,
-            requested_output_names=call_relay.OUTPUTS,
+            model_name=self.name + engine_wire.RELAY_SUFFIX,
+            requested_output_names=engine_wire.CALL_OUTPUTS,
             inputs=inputs,
             preferred_memory=_host_memory(),
         )

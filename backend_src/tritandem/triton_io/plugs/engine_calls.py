@@ -17,12 +17,11 @@ import triton_python_backend_utils as pb_utils
 
 from ...contracts.errors import ConfigError, EngineFailed
 from ..answer.replies import FINAL, answer_each
+from ..hops.engine_wire import CALL_OUTPUTS, RELAY_SUFFIX
 from ..hops.inner_key import InnerKey
 from ..request.incoming import read_arrays
 from ..stub_2_51.finished_calls import FinishedCalls
 
-SUFFIX = "_calls"  # NAME_calls is the relay of the model NAME, and of no other
-OUTPUTS = ["header", "errors"]
 KEPT_CALLS = 32
 
 
@@ -31,9 +30,9 @@ class CallRelay:
     without `key` goes nowhere."""
 
     def __init__(self, model_name: str, key: InnerKey) -> None:
-        self._engine = model_name.removesuffix(SUFFIX)
+        self._engine = model_name.removesuffix(RELAY_SUFFIX)
         if self._engine in ("", model_name):
-            raise ConfigError(f"{model_name}: a relay is named after its engine, NAME{SUFFIX}")
+            raise ConfigError(f"{model_name}: a relay is named after its engine, NAME{RELAY_SUFFIX}")
         self._key = key
         self._finished = FinishedCalls()
 
@@ -63,7 +62,7 @@ class CallRelay:
         """Raises EngineFailed when the engine answers with an error or not at all."""
         call = pb_utils.InferenceRequest(
             model_name=self._engine,
-            requested_output_names=OUTPUTS,
+            requested_output_names=CALL_OUTPUTS,
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         )
         try:
