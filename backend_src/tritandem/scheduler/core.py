@@ -30,6 +30,7 @@ from .dispatch import Demand, choose, has_room
 from .engine_link import EngineLink
 from .integrity import check_books
 from .lifecycle import State, ended_by_error
+from .messages import Arrived, Asked, DrainBegun, Ended, EngineDown, EngineUp, FirstToken, Message, Refused
 from .policy.deadline import too_late
 from .policy.prefix import head_start_ns
 from .policy.reserve import may_start
@@ -56,7 +57,7 @@ class SchedulerCore:
 
     def __init__(self, links: list[EngineLink], desk: Desk, config: SchedulerConfig, now_ns: int) -> None:
         self.links, self._desk, self._config = links, desk, config
-        self._books = {link: Book(link) for link in links}
+        self._books = {link.name: Book(link) for link in links}
         self._queue: WaitingQueue[Ticket] = WaitingQueue(
             PolicyConfig(ageing_ns=max(1, int(config.ageing_s * 1e9)), fair_share=config.fair_share)
         )
@@ -76,6 +77,26 @@ class SchedulerCore:
         self._demand = RecentDemand(now_ns)
 
     # Messages -------------------------------------------------------------------------------------
+
+    def take(self, message: Message, now_ns: int) -> None:
+        """Everything that other threads may tell."""
+        match message:
+            case Arrived(ticket):
+                self.arrived(ticket, now_ns)
+            case Ended(ticket):
+                self.ended(ticket)
+            case FirstToken(ticket):
+                self.first_token(ticket)
+            case Refused(engine, ticket, error):
+                self.refused(engine, ticket, error, now_ns)
+            case EngineUp(engine):
+                self.engine_up(engine)
+            case EngineDown(engine, failure):
+                self.engine_down(engine, failure, now_ns)
+            case DrainBegun():
+                self.drain()
+            case Asked(question):
+                question()
 
     def started(self, now_ns: int) -> None:
         self._outage_ns = now_ns + CONNECT_GRACE_NS
@@ -135,7 +156,7 @@ class SchedulerCore:
             self._dequeue(ticket)
             self._queue.remove(ticket.number)
             return
-        book = self._books[ticket.link] if ticket.link is not None else None
+        book = self._books.get(ticket.engine)
         if book is None or ticket.number not in book.tickets:
             return
         book.remove(ticket)
@@ -148,12 +169,13 @@ class SchedulerCore:
             book.link.cancel(ticket.seq_id)
 
     def first_token(self, ticket: Ticket) -> None:
-        if ticket.link is not None and ticket.number in self._books[ticket.link].tickets:
-            self._books[ticket.link].prefilled(ticket)
+        book = self._books.get(ticket.engine)
+        if book is not None and ticket.number in book.tickets:
+            book.prefilled(ticket)
 
-    def refused(self, link: EngineLink, ticket: Ticket, error: TritandemError, now_ns: int) -> None:
+    def refused(self, engine: str, ticket: Ticket, error: TritandemError, now_ns: int) -> None:
         """An engine did not take one of a submit. Full is no failure: the request waits on."""
-        book = self._books[link]
+        book = self._books[engine]
         if ticket.number not in book.tickets:
             return
         if isinstance(error, Saturated):
@@ -163,18 +185,18 @@ class SchedulerCore:
         else:
             self._desk.end(ticket, ended_by_error(error, engine_knows=True))
 
-    def engine_up(self, link: EngineLink) -> None:
-        book = self._books[link]
-        book.limits = initial(link.load)
+    def engine_up(self, engine: str) -> None:
+        book = self._books[engine]
+        book.limits = initial(book.link.load)
         self._outage_ns = None
 
-    def engine_down(self, link: EngineLink, error: Exception, now_ns: int) -> None:
+    def engine_down(self, engine: str, error: Exception, now_ns: int) -> None:
         """Move what the client has seen nothing of, fail the rest."""
-        book = self._books[link]
+        book = self._books[engine]
         book.prefixes.clear()
         if not self.any_up() and self._outage_ns is None:
             self._outage_ns = now_ns + OUTAGE_GRACE_NS
-        failure = ended_by_error(EngineFailed(f"engine {link.name} failed: {told(error)}"), engine_knows=True)
+        failure = ended_by_error(EngineFailed(f"engine {engine} failed: {told(error)}"), engine_knows=True)
         for ticket in list(book.tickets.values()):
             if ticket.submissions < MAX_SUBMISSIONS and self._take_back(book, ticket, now_ns):
                 self._moved += 1
@@ -237,7 +259,8 @@ class SchedulerCore:
             with self._desk.lock:
                 alive = ticket.life.advance(State.DISPATCHED)
                 if alive:
-                    ticket.link, ticket.engine_name, ticket.dispatched_ns = book.link, book.link.name, now_ns
+                    ticket.engine = ticket.engine_name = book.link.name
+                    ticket.dispatched_ns = now_ns
             if not alive:
                 self._queue.remove(ticket.number)
                 continue
@@ -324,7 +347,7 @@ class SchedulerCore:
         with self._desk.lock:
             if not self._desk.take_back(ticket):
                 return False
-            ticket.link = None
+            ticket.engine = ""
         book.remove(ticket)
         self._queue.settle(ticket.entry, 0)
         self._enqueue(ticket, ticket.entry, now_ns)

@@ -6,7 +6,7 @@ known are dropped. Knows nothing about sinks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..contracts.errors import EngineFailed
 from ..contracts.stream import FinishCode, TokenBatch
 from .desk import Desk
 from .lifecycle import STOP_WORD, STOP_WORD_AT_END, Ending, State, ended_by_engine, ended_by_error
+from .messages import FirstToken, Tell
 from .ports import TextStep, TextStreamsPort
 from .ticket import Ticket
 
@@ -38,9 +39,9 @@ class _Broken:
 class TokenRouter:
     """`routes` is shared by the engine's threads and the scheduling thread: single dict operations only."""
 
-    def __init__(self, text: TextStreamsPort, desk: Desk, on_first_token: Callable[[Ticket], None]) -> None:
+    def __init__(self, text: TextStreamsPort, desk: Desk, tell: Tell) -> None:
         self.routes: dict[int, Ticket] = {}
-        self._text, self._desk, self._on_first_token = text, desk, on_first_token
+        self._text, self._desk, self._tell = text, desk, tell
 
     def deliver(self, batch: TokenBatch) -> None:
         routes = self.routes
@@ -85,7 +86,7 @@ class TokenRouter:
         ticket.cached_tokens = int(batch.cached_tokens[row])
         if ticket.blank and batch.token_counts[row]:
             ticket.blank = False
-            self._on_first_token(ticket)
+            self._tell(FirstToken(ticket))
 
     def _push(self, states: list[Any], tokens: Int32Array, counts: Int32Array) -> Sequence[TextStep]:
         try:

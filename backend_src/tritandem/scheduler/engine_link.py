@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from ..contracts.errors import EngineFailed, TritandemError, told
@@ -20,6 +19,7 @@ from ..contracts.stream import EnginePort, LoadSnapshot
 from .delivery import TokenRouter
 from .desk import Desk
 from .lifecycle import State
+from .messages import EngineDown, EngineUp, Refused, Tell
 from .ports import TextStreamsPort
 from .ticket import Ticket
 
@@ -38,15 +38,6 @@ class Health(Enum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
-class LinkEvents:
-    """Called from the link's threads; each must only post a message."""
-
-    up: Callable[[EngineLink], None]
-    down: Callable[[EngineLink, TritandemError | Exception], None]
-    refused: Callable[[EngineLink, Ticket, TritandemError], None]
-
-
 class EngineLink:
     """`load` and `last_heard_ns` are replaced whole by the link's threads and read by anyone."""
 
@@ -57,7 +48,7 @@ class EngineLink:
         desk: Desk,
         router: TokenRouter,
         next_seq_id: Callable[[], int],
-        events: LinkEvents,
+        tell: Tell,
         clock: Callable[[], int],
     ) -> None:
         self.port, self.name = port, port.name
@@ -66,7 +57,7 @@ class EngineLink:
         self.last_heard_ns = clock()
         self.call_started_ns = 0  # of the call in progress; 0: none
         self._text, self._desk, self._router = text, desk, router
-        self._next_seq_id, self._events, self._clock = next_seq_id, events, clock
+        self._next_seq_id, self._tell, self._clock = next_seq_id, tell, clock
         self._wake = threading.Condition()
         # Under _wake: commands, health, and sequences to cancel once the engine is back.
         self.health = Health.CONNECTING
@@ -116,7 +107,7 @@ class EngineLink:
             self._router.routes.clear()
             self._submits, self._cancels = [], []
             self._wake.notify_all()
-        self._events.down(self, error)
+        self._tell(EngineDown(self.name, error))
 
     def live(self) -> int:
         """Sequences the engine is expected to report on."""
@@ -202,7 +193,7 @@ class EngineLink:
                 self._in_stream = False
                 self._reader = self._new_reader()
                 self._reader.start()
-        self._events.up(self)
+        self._tell(EngineUp(self.name))
 
     def _submit(self, tickets: list[Ticket]) -> None:
         """One call for all. Text states are open and routes known before the engine can answer."""
@@ -211,11 +202,11 @@ class EngineLink:
             try:
                 state = self._text.open(ticket.request.input_ids, ticket.request.stop_words)
             except Exception as error:
-                self._events.refused(self, ticket, _unreadable(error))
+                self._tell(Refused(self.name, ticket, _unreadable(error)))
                 continue
             seq_id = self._next_seq_id()
             with self._desk.lock:
-                if ticket.life.state is not State.DISPATCHED or ticket.link is not self:
+                if ticket.life.state is not State.DISPATCHED or ticket.engine != self.name:
                     continue  # it ended while it was on its way
                 ticket.text_state, ticket.seq_id = state, seq_id
             accepted.append(ticket)
@@ -236,7 +227,7 @@ class EngineLink:
         for ticket, request, refusal in zip(accepted, requests, answers, strict=True):
             if refusal is not None:
                 self._router.routes.pop(request.seq_id, None)
-                self._events.refused(self, ticket, refusal)
+                self._tell(Refused(self.name, ticket, refusal))
         with self._wake:
             if self._out():
                 self._orphans.extend(request.seq_id for request in requests)

@@ -25,8 +25,9 @@ from .core import SchedulerCore
 from .delivery import TokenRouter
 from .desk import Desk
 from .early_stops import EarlyStops
-from .engine_link import EngineLink, LinkEvents
+from .engine_link import EngineLink
 from .lifecycle import CLIENT_GONE, STOPPED_BY_ID, ended_by_error
+from .messages import Arrived, Asked, DrainBegun, Ended, Message
 from .ports import FinishedRequest, Observer, SchedulerSnapshot, TextStreamsPort
 from .senders import Senders
 from .ticket import Ticket
@@ -56,7 +57,7 @@ class SchedulerService:
     ) -> None:
         self._in_round = in_round
         self._config, self._observer, self._clock = config, observer, clock
-        self._mail: deque[Callable[[], None]] = deque()
+        self._mail: deque[Message] = deque()
         self._wake = threading.Condition()
         self._open: dict[int, Ticket] = {}  # received, last response not yet out
         self._by_id: dict[str, list[Ticket]] = {}
@@ -67,23 +68,16 @@ class SchedulerService:
         self._closed = False  # under _all_done: no submission after that
         self._stopping = False  # under _wake: the scheduling thread returns
 
-        self._desk = Desk(config.max_buffered_chars, lambda ticket: self._post(lambda: self._core.ended(ticket)))
+        self._desk = Desk(config.max_buffered_chars, lambda ticket: self._tell(Ended(ticket)))
         self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered, in_send)
         self._watch = CancelWatch(
             config.cancel_poll_s, config.cancel_poll_share, lambda ticket: self._desk.end(ticket, CLIENT_GONE)
         )
-        events = LinkEvents(
-            up=lambda link: self._post(lambda: self._core.engine_up(link)),
-            down=lambda link, error: self._post(lambda: self._core.engine_down(link, error, self._clock())),
-            refused=lambda link, ticket, error: self._post(
-                lambda: self._core.refused(link, ticket, error, self._clock())
-            ),
-        )
         seq_ids = itertools.count(1)
         links = []
         for port in engines:
-            router = TokenRouter(text, self._desk, lambda ticket: self._post(lambda: self._core.first_token(ticket)))
-            links.append(EngineLink(port, text, self._desk, router, lambda: next(seq_ids), events, clock))
+            router = TokenRouter(text, self._desk, self._tell)
+            links.append(EngineLink(port, text, self._desk, router, lambda: next(seq_ids), self._tell, clock))
         self._core = SchedulerCore(links, self._desk, config, clock())
         self._thread = threading.Thread(target=self._run, name="tritandem-scheduler", daemon=True)
 
@@ -102,14 +96,14 @@ class SchedulerService:
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, wait for all others to end. True when none is left."""
         self._draining = True
-        self._post(self._core.drain)
+        self._tell(DrainBegun())
         with self._all_done:
             return self._all_done.wait_for(lambda: not self._open, timeout_s)
 
     def close(self) -> None:
         """End whatever is left as FAILED, deliver that, and stop all threads. Call `drain` first to be gentle."""
         self._draining = True
-        self._post(self._core.drain)
+        self._tell(DrainBegun())
         with self._all_done:
             if self._closed or not self._started:
                 return
@@ -150,7 +144,7 @@ class SchedulerService:
         if stopped:
             self._desk.end(ticket, STOPPED_BY_ID)
             return
-        self._post(lambda: self._arrived(ticket))
+        self._tell(Arrived(ticket))
         self._watch.watch(ticket)
 
     def stop(self, request_id: str) -> bool:
@@ -188,7 +182,7 @@ class SchedulerService:
 
     # Threads --------------------------------------------------------------------------------------
 
-    def _post(self, message: Callable[[], None]) -> None:
+    def _tell(self, message: Message) -> None:
         with self._wake:
             self._mail.append(message)
             self._wake.notify()
@@ -205,7 +199,7 @@ class SchedulerService:
                 raised.append(error)
             done.set()
 
-        self._post(run)
+        self._tell(Asked(run))
         if self._started and done.wait(CLOSE_PATIENCE_S) and raised:
             raise raised[0]
 
@@ -221,7 +215,7 @@ class SchedulerService:
                 mail, self._mail = self._mail, deque()
             with self._in_round:
                 for message in mail:
-                    self._guard(message)
+                    self._take(message)
                 now_ns = self._clock()
                 self._guard(lambda now_ns=now_ns: self._core.work(now_ns))  # type: ignore[misc]
                 if self._observer is not None and now_ns >= next_gauges_ns:
@@ -235,13 +229,14 @@ class SchedulerService:
         except Exception:
             log.exception("the scheduling thread goes on after")
 
-    def _arrived(self, ticket: Ticket) -> None:
+    def _take(self, message: Message) -> None:
         """A bug that one request brings to light must not leave its client waiting."""
         try:
-            self._core.arrived(ticket, self._clock())
+            self._core.take(message, self._clock())
         except Exception as error:
-            self._desk.end(ticket, ended_by_error(EngineFailed(f"internal error ({type(error).__name__})")))
-            raise
+            log.exception("the scheduling thread goes on after")
+            if isinstance(message, Arrived):
+                self._desk.end(message.ticket, ended_by_error(EngineFailed(f"internal error ({type(error).__name__})")))
 
     def _delivered(self, ticket: Ticket) -> None:
         """A sender is done with a request for good."""

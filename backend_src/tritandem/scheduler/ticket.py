@@ -7,16 +7,13 @@ engine knows the sequence and the reader thread of that engine uses after.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..contracts.answers import ResponseSink, Stamps, TokenLogprob
 from ..contracts.arrays import Int64Array
 from ..contracts.requests import GenerationRequest
 from .lifecycle import Life
 from .policy.waiting import Waiting
-
-if TYPE_CHECKING:
-    from .engine_link import EngineLink
 
 NO_SEQUENCE = -1
 
@@ -33,12 +30,12 @@ class Ticket:
         "deadline_ns",
         "delivered_tokens",
         "dispatched_ns",
+        "engine",
         "engine_name",
         "engine_stamps",
         "entry",
         "first_sent_ns",
         "life",
-        "link",
         "logprobs",
         "number",
         "prefilling_tokens",
@@ -68,7 +65,7 @@ class Ticket:
         self.deadline_ns = request.deadline_ns
         # placement
         self.entry: Waiting | None = None  # set when it is admitted
-        self.link: EngineLink | None = None
+        self.engine = ""  # whose book it stands in; "": nobody's
         self.submissions = 0
         self.dispatched_ns = 0
         self.prefilling_tokens = 0  # while handed over without a token: those its engine must compute
