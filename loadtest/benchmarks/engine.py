@@ -74,9 +74,7 @@ _ids = itertools.count()
 
 def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens: int) -> Measurement:
     """Submit everything at once and read to the end. Raises RuntimeError when a sequence fails."""
-    requests = [
-        EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens, ignore_eos=True)) for ids in prompts
-    ]
+    requests = [EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens)) for ids in prompts]
     without_token = {request.seq_id for request in requests}
     start, start_cpu = time.perf_counter(), time.process_time()
     refused = [error for error in service.submit(requests) if error is not None]

@@ -30,7 +30,7 @@ RUNNING_PROMPT_TOKENS = 128
 def submit(service: EngineService, seq_id: int, prompt_tokens: int, new_tokens: int) -> None:
     """Raises RuntimeError when the engine refuses."""
     ids = np.random.default_rng(seq_id).integers(0, service.spec.vocab_size, prompt_tokens, dtype=np.int32)
-    refused = service.submit([EngineRequest(seq_id, ids, SamplingParams(max_tokens=new_tokens, ignore_eos=True))])
+    refused = service.submit([EngineRequest(seq_id, ids, SamplingParams(max_tokens=new_tokens))])
     if refused[0] is not None:
         raise RuntimeError(f"the engine refused: {refused[0]}")
 

@@ -32,7 +32,7 @@ def fill(runner: CudaRunner, slots: Sequence[int], prompt_tokens: int) -> float:
     """A random prompt in each slot, chunked to the prefill budget; returns prompt tokens per second."""
     spec, rng = runner.spec, np.random.default_rng(0)
     blocks = -(-CONTEXT_TOKENS // spec.block_tokens)
-    sampling = SamplingParams(max_tokens=CONTEXT_TOKENS - prompt_tokens, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=CONTEXT_TOKENS - prompt_tokens)
     at_once = max(1, spec.prefill_tokens_per_step // prompt_tokens)
     started = time.perf_counter()
     for first in range(0, len(slots), at_once):

@@ -288,7 +288,7 @@ def test_a_first_token_chosen_before_its_step_failed_counts_once(
     rig.add(first)
     for _ in range(4):
         rig.step()
-    run, failures = runner.graphs.run, []
+    run, failures = runner.device.graphs.run, []
 
     def exhausted_once(*arguments: Any) -> None:
         if not failures:
@@ -297,7 +297,7 @@ def test_a_first_token_chosen_before_its_step_failed_counts_once(
         run(*arguments)
 
     rig.add(second)
-    monkeypatch.setattr(runner.graphs, "run", exhausted_once)
+    monkeypatch.setattr(runner.device.graphs, "run", exhausted_once)
     rig.run([])
     assert failures
     assert tokens_of(rig.answers) == want
@@ -336,7 +336,7 @@ def test_a_prefix_whose_prefill_broke_once_is_computed_anew(cuda_device: torch.d
     want = answers(cuda_runner(attention=attention), [request(0, prompt)])[0].tokens
     runner = cuda_runner(attention=attention)
     rig = Rig(runner)
-    weight = runner.forward._packed.model.get_input_embeddings().weight.data
+    weight = runner.device.forward._packed.model.get_input_embeddings().weight.data
     sound = weight.clone()
     weight.fill_(float("nan"))
     torch.cuda.synchronize()  # the runner has a stream of its own
