@@ -37,7 +37,9 @@ def test_every_linked_file_exists() -> None:
 def test_every_file_named_in_the_tables_exists() -> None:
     package = ROOT / "backend_src" / "tritandem"
     named = re.findall(
-        r"`((?:scheduler|engine|triton_io|telemetry|tokenizer|cli|server|models|sizing)/[\w/]*(?:\.py)?)`", README
+        r"`((?:contracts|machine|scheduler|engine|triton_io|telemetry|tokenizer|cli|server|models|sizing)/"
+        r"[\w/]*(?:\.py)?)`",
+        README,
     )
     assert named
     assert [name for name in named if not (package / name).exists()] == []
