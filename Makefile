@@ -26,7 +26,7 @@ UNLESS_NONE = $(if $(strip $(ARGS)),|| test $$? -eq 5)
 setup: $(STAMP)
 
 # The stamp is written last: an interrupted set-up is taken up again.
-$(STAMP): pyproject.toml client/pyproject.toml constraints.txt tools/make_venv.py
+$(STAMP): pyproject.toml $(wildcard */pyproject.toml) constraints.txt tools/make_venv.py
 	@$(PYTHON) tools/make_venv.py $(VENV)
 	@touch $@
 
@@ -50,7 +50,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 fuzz: $(STAMP)
-	@$(BIN)/python loadtest/fuzz/tokenizer.py --texts $(FUZZ_TEXTS) $(ARGS)
+	@$(BIN)/python -m tritandem_bench.fuzz.tokenizer --texts $(FUZZ_TEXTS) $(ARGS)
 
 # An environment of its own: what audits must not be among what is audited.
 audit: $(STAMP)
@@ -59,9 +59,9 @@ audit: $(STAMP)
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(ARGS)
 
 soak: model
-	@$(BIN)/python loadtest/soak/run.py --seconds $(SOAK_SECONDS) $(ARGS)
+	@$(BIN)/python -m tritandem_bench.soak.run --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(AUDIT) build client/build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
+	rm -rf $(VENV) $(AUDIT) build */build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -prune -exec rm -rf {} +

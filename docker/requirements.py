@@ -9,13 +9,13 @@ from pathlib import Path
 
 import tomllib
 
-OWN_PACKAGES = ("tritandem", "tritandem-client")
+OWN_PACKAGES = ("tritandem", "tritandem-client", "tritandem-loadtest", "tritandem-bench")
 
 
-def requirements(pyprojects: list[Path], extras: list[str], only_extras: bool = False) -> list[str]:
+def requirements(pyprojects: list[Path], extras: list[str]) -> list[str]:
     """Every requirement that is not one of our own packages. Raises SystemExit for an extra that nobody declares."""
     projects = [tomllib.loads(path.read_text())["project"] for path in pyprojects]
-    found = [] if only_extras else [line for project in projects for line in project["dependencies"]]
+    found = [line for project in projects for line in project["dependencies"]]
     for extra in extras:
         declared = [p["optional-dependencies"][extra] for p in projects if extra in p.get("optional-dependencies", {})]
         if not declared:
@@ -28,9 +28,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pyprojects", nargs="+", type=Path, metavar="PYPROJECT")
     parser.add_argument("--extra", action="append", default=[])
-    parser.add_argument("--only-extras", action="store_true", help="leave the plain dependencies out")
     args = parser.parse_args()
-    print("\n".join(requirements(args.pyprojects, args.extra, args.only_extras)))
+    print("\n".join(requirements(args.pyprojects, args.extra)))
 
 
 if __name__ == "__main__":

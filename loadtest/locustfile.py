@@ -1,10 +1,5 @@
 """The plug for `locust -f loadtest/locustfile.py`: flags, web page and the streaming user come from the package."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from tritandem_loadtest.locust_run import plug  # noqa: F401  (registers its listeners)
 from tritandem_loadtest.locust_run.user import StreamUser
 

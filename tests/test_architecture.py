@@ -150,6 +150,8 @@ def test_only_one_room_names_a_version_of_triton() -> None:
         ("transformers", {"engine", "tokenizer", "models"}),
         ("tritonclient", {"cli"}),
         ("locust", set()),
+        ("tritandem_loadtest", {"cli"}),
+        ("tritandem_bench", set()),
         ("opentelemetry", {"telemetry"}),
     ],
 )
@@ -181,6 +183,22 @@ def test_the_plugs_stay_plugs() -> None:
         assert len(path.read_text().splitlines()) <= 60, f"{path} is more than a plug"
 
 
+DISTRIBUTIONS = ("backend_src", "client", "loadtest", "bench")
+REST = ("tests", "tools", "docker", "model_repository")
+
+
+def programs(folders: tuple[str, ...]) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_nothing_is_imported_by_editing_the_path() -> None:
+    edits = re.compile(r"sys\.path\b(?!\w)|syspath_" + "prepend")
+    assert [
+        str(path.relative_to(ROOT)) for path in programs(DISTRIBUTIONS + REST) if edits.search(path.read_text())
+    ] == []
+
+
 def test_no_module_outgrows_a_reader() -> None:
-    long = {str(p.relative_to(ROOT)): n for p in modules() if (n := len(p.read_text().splitlines())) > 400}
+    files = programs(DISTRIBUTIONS)
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > 400}
     assert not long, f"split these by concept: {long}"

@@ -13,7 +13,7 @@ import time
 SUPPORTED = ((3, 10), (3, 11), (3, 12))
 # Machines bring any pip: editable installs need 21.3, and only a pinned one resolves alike everywhere.
 TOOLS = ("pip==26.3", "setuptools==84.2.1")
-PACKAGES = ("-e", "client", "-e", ".[triton,fast,gpu,tracing,loadtest,test]")
+PACKAGES = ("-e", "client", "-e", "loadtest", "-e", "bench", "-e", ".[triton,fast,gpu,tracing,loadtest,test]")
 HEARTBEAT_S = 15.0
 TRIES = 3
 
@@ -32,7 +32,7 @@ def main(folder):
     open(log, "w").close()
     if not run("bringing pip up to date", [*pip, *TOOLS], log):
         return 1
-    # Without build isolation the pinned setuptools above builds both packages, and nothing is downloaded for it.
+    # Without build isolation the pinned setuptools above builds our packages, and nothing is downloaded for it.
     install = [*pip, "--no-build-isolation", "--prefer-binary", "-c", "constraints.txt", *PACKAGES]
     return 0 if run("installing the pinned packages (minutes the first time)", install, log) else 1
 

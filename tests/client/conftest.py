@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from blocking import BlockingAsyncClient
-from fakes.triton_grpc import FakeTritonGrpc
-from fakes.triton_http import FakeTritonHttp
-from fakes.triton_protocol import Model
 from tritandem_client import Client
+
+from tests.client.blocking import BlockingAsyncClient
+from tests.fakes.triton_grpc import FakeTritonGrpc
+from tests.fakes.triton_http import FakeTritonHttp
+from tests.fakes.triton_protocol import Model
 
 SERVERS = {"grpc": FakeTritonGrpc, "http": FakeTritonHttp}
 WAYS = [("sync", "grpc"), ("sync", "http"), ("asyncio", "grpc"), ("asyncio", "http")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fakes.triton_protocol import Model, Outputs, Received
+from tests.fakes.triton_protocol import Model, Outputs, Received
 
 
 def chunk(text: str, tokens: int = 1, **more: tuple[str, list[Any]]) -> Outputs:

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from scripts import chunk, hanging, last, saying, streaming
 from tritandem_client import TokenLogprob
+
+from tests.client.scripts import chunk, hanging, last, saying, streaming
 
 
 def test_generate_gives_the_whole_answer_with_counts_and_stamps(way: Any) -> None:

@@ -8,10 +8,11 @@ import threading
 from typing import Any
 
 import pytest
-from fakes.triton_grpc import FakeTritonGrpc
-from fakes.triton_http import FakeTritonHttp
-from scripts import chunk, hanging, streaming
 from tritandem_client import AsyncClient, Client
+
+from tests.client.scripts import chunk, hanging, streaming
+from tests.fakes.triton_grpc import FakeTritonGrpc
+from tests.fakes.triton_http import FakeTritonHttp
 
 
 def is_question(request: Any) -> bool:

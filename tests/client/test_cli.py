@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.triton_grpc import FakeTritonGrpc
-from scripts import chunk, hanging, last, saying, streaming
 from tritandem_client.cli import main
+
+from tests.client.scripts import chunk, hanging, last, saying, streaming
+from tests.fakes.triton_grpc import FakeTritonGrpc
 
 CLIENT_ROOT = Path(__file__).resolve().parents[2] / "client"
 

@@ -9,8 +9,6 @@ import time
 from typing import Any
 
 import pytest
-from fakes.triton_grpc import FakeTritonGrpc
-from scripts import chunk, hanging, last, saying, streaming
 from tritandem_client import (
     Cancelled,
     Client,
@@ -24,6 +22,9 @@ from tritandem_client import (
     Timeout,
 )
 from tritandem_client.transports.http_wire import from_status
+
+from tests.client.scripts import chunk, hanging, last, saying, streaming
+from tests.fakes.triton_grpc import FakeTritonGrpc
 
 SERVER_WORDS = [
     ("EXPIRED: the deadline of 5 ms passed", DeadlineExpired, "EXPIRED"),

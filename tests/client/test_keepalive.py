@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from fakes.triton_grpc import FakeTritonGrpc
-from scripts import chunk, hanging
 from tritandem_client import Client, ConnectionFailed
+
+from tests.client.scripts import chunk, hanging
+from tests.fakes.triton_grpc import FakeTritonGrpc
 
 
 class Cable:

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from deployment_files import CHART, adapter_rules, read_yaml
 from tritandem.config import CONFIG_ENV, MODEL_ENV, WatchConfig, load_config
 from tritandem.server import guardian
 from tritandem.server.health import READY_PATH
 from tritandem.server.launcher import UNLOAD_S
 from tritandem.server.options import ServeOptions
+
+from tests.docker.deployment_files import CHART, adapter_rules, read_yaml
 
 TEMPLATES = tuple(sorted((CHART / "templates").iterdir()))
 EXAMPLES = tuple(sorted(p for p in (CHART / "examples").glob("*-values.yaml") if "adapter" not in p.name))

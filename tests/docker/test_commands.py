@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from deployment_files import DOCKER, ROOT
 from tritandem.cli.main import build_parser
 from tritandem.server.command import arguments
 from tritandem.server.foreign_flags import known_flags
 from tritandem.server.locate import find_install
 from tritandem.server.options import ServeOptions
+
+from tests.docker.deployment_files import DOCKER, ROOT
 
 PAGES = (ROOT / "README.md", DOCKER / "README.md")
 # tritonserver's, which `tritandem serve` hands on.

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment_files import COMPOSE_FILES, DOCKER, read_yaml
 from tritandem.config import SchedulerConfig, load_config
 from tritandem.server.health import READY_PATH
 from tritandem.server.launcher import UNLOAD_S
 from tritandem.server.options import ServeOptions
 from tritandem_loadtest.locust_run import options as locust_options
+
+from tests.docker.deployment_files import COMPOSE_FILES, DOCKER, read_yaml
 
 SERVICES = [
     (path.name, name, service)

@@ -8,9 +8,18 @@ import re
 import sys
 
 import pytest
-from deployment_files import DASHBOARD, DOCKER, METRIC, all_queries, dashboard_queries, read_yaml, rule_queries
 from tritandem.contracts.errors import Outcome
 from tritandem.telemetry.families import FAMILIES, VLLM_NAMES, Kind
+
+from tests.docker.deployment_files import (
+    DASHBOARD,
+    DOCKER,
+    METRIC,
+    all_queries,
+    dashboard_queries,
+    read_yaml,
+    rule_queries,
+)
 
 # Triton's own, from its documentation; label sets are Triton's.
 TRITON_METRICS = {

@@ -15,9 +15,10 @@ from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from debian_program import debian_program
-from deployment_files import DOCKER, dashboard_queries
 from tritandem.server.ports import free_ports
+
+from tests.debian_program import debian_program
+from tests.docker.deployment_files import DOCKER, dashboard_queries
 
 GRAFANA = DOCKER / "grafana"
 EMPTY, BROKEN = "tritandem_preemptions_total", "tritandem_staging_bytes_total"

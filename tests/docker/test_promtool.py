@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from debian_program import debian_program
-from deployment_files import DOCKER, dashboard_queries, read_yaml, rule_queries
+
+from tests.debian_program import debian_program
+from tests.docker.deployment_files import DOCKER, dashboard_queries, read_yaml, rule_queries
 
 PROMETHEUS = DOCKER / "prometheus"
 

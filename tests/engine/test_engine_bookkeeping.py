@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_rig import Rig
-from fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.host.kv_blocks import chain_hash, root_hash
 from tritandem.engine.host.sequence import SequenceState
+
+from tests.engine.engine_rig import Rig
+from tests.fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
 
 
 def make_request(seq_id: int, ids: list[int], max_tokens: int, stop_ids: tuple[int, ...] = ()) -> EngineRequest:

@@ -7,14 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
-from fakes.delayed_runner import DelayedRunner
-from fakes.poisoned_runner import PoisonedRunner
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.step import StepFailed
+
+from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
+from tests.fakes.delayed_runner import DelayedRunner
+from tests.fakes.poisoned_runner import PoisonedRunner
 
 MIXED = [
     {},

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import (
+from tritandem.contracts.stream import FinishCode
+from tritandem.engine.attention.dense import DenseAttention
+from tritandem.engine.attention.interface import AttentionBatch
+from tritandem.engine.model.packed import KvCache, PackedForward
+
+from tests.engine.engine_rig import (
     CONFIGS,
     Rig,
     generate,
@@ -16,10 +21,6 @@ from engine_rig import (
     tokens_of,
     top2_gap,
 )
-from tritandem.contracts.stream import FinishCode
-from tritandem.engine.attention.dense import DenseAttention
-from tritandem.engine.attention.interface import AttentionBatch
-from tritandem.engine.model.packed import KvCache, PackedForward
 
 KINDS = sorted(CONFIGS)
 ROUNDING_GAP = 1e-3

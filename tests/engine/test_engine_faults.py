@@ -8,15 +8,16 @@ import random
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, make_runner, prompts, request, tokens_of
-from fakes.arithmetic_runner import VOCAB, expected_output
-from fakes.delayed_runner import DelayedRunner
-from fakes.faulty_runner import FaultyRunner
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import Runner, StepFailed, StepPlan
+
+from tests.engine.engine_rig import Rig, make_runner, prompts, request, tokens_of
+from tests.fakes.arithmetic_runner import VOCAB, expected_output
+from tests.fakes.delayed_runner import DelayedRunner
+from tests.fakes.faulty_runner import FaultyRunner
 
 FAULTS = {
     "passes that are not finite": {"not finite": 0.05},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_rig import loaded_model
 from tritandem.config import EngineConfig
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
@@ -13,6 +12,8 @@ from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.telemetry.duration_counts import DurationCounts
 from tritandem.telemetry.step_meter import StepMeter
+
+from tests.engine.engine_rig import loaded_model
 
 
 @pytest.fixture

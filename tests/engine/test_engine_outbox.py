@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine_rig import Rig, make_runner, request
+from tests.engine.engine_rig import Rig, make_runner, request
 
 
 def test_log_probabilities_are_given_back_once_they_were_sent() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_rig import VOCAB, Rig, generate, make_runner, request
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -22,6 +21,8 @@ from tritandem.contracts.stream import FinishCode
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling import bad_words, filters, noise, penalties, sampler
 from tritandem.engine.step import SamplingFeatures, SlotInit
+
+from tests.engine.engine_rig import VOCAB, Rig, generate, make_runner, request
 
 ROWS = torch.arange(3)
 

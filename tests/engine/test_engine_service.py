@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from engine_rig import VOCAB, Rig, make_runner, prompts, request
 from tritandem.contracts.errors import EngineFailed, InvalidRequest
 from tritandem.contracts.stream import FinishCode, TokenBatch
 from tritandem.engine.service import EngineService
 from tritandem.engine.step import Runner, StepPlan, StepResult
 from tritandem.telemetry.heartbeat import Busy
+
+from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request
 
 WAIT_S = 20.0
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engine_rig import Rig, request
 from transformers import masking_utils
 from tritandem.config import EngineConfig
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import PROBE_TOKENS, UnsupportedModel, inspect_model, window_of
 from tritandem.engine.runners.cpu import CpuRunner
+
+from tests.engine.engine_rig import Rig, request
 
 WINDOW, PROMPT_TOKENS, VOCAB = 40, 90, 131
 SMALL: dict[str, Any] = {

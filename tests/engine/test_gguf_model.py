@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engine_rig import _DECODER, _PLAIN, CONFIGS, Rig, reference_model, request
-from tiny_gguf import write_gguf
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel
 from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.runners.cpu import CpuRunner
+
+from tests.engine.engine_rig import _DECODER, _PLAIN, CONFIGS, Rig, reference_model, request
+from tests.engine.tiny_gguf import write_gguf
 
 CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
 PROMPT = np.random.default_rng(3).integers(0, 131, 60)  # longer than the windows

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from engine_rig import CONFIGS, VOCAB, generate, reference_model, request
 from safetensors.torch import load_file, save_file
 from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
@@ -19,6 +18,8 @@ from tritandem.engine.model.loader import check_model, fix_rotary_context, load_
 from tritandem.engine.model.support import UnsupportedModel
 from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.service import build_engine
+
+from tests.engine.engine_rig import CONFIGS, VOCAB, generate, reference_model, request
 
 CPU = EngineConfig(device="cpu", num_blocks=32, block_tokens=8)
 SMALL: dict[str, Any] = {

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_rig import VOCAB, Rig, make_runner, prompts
 from tritandem.contracts.requests import EngineRequest, PriorityClass
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode
 from tritandem.triton_io.request.tensor_values import Inputs
+
+from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts
 
 LIMITS = ModelLimits(256, VOCAB, (), 12, PriorityClass.NORMAL, 0.0, lambda word: [3])
 # So hot that a tiny model's first words are nearly uniform over its 131 tokens: of 25 independent ones, 300 / 131 = 2.3

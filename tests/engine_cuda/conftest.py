@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "engine"))  # the rig that drives a core by hand
 
 
 @pytest.fixture(scope="session")

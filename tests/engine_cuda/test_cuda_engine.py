@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_rig import Rig, prompts, request, tokens_of
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -32,6 +31,8 @@ from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import inspect_model
 from tritandem.engine.runners.cpu import CpuRunner
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
+
+from tests.engine.engine_rig import Rig, prompts, request, tokens_of
 
 pytestmark = pytest.mark.gpu
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rig import Rig, prompts, request
-from test_cuda_engine import reference_model
-from tiny_gguf import write_gguf
 from tritandem.config import EngineConfig
 from tritandem.engine.model.loader import load_model
+
+from tests.engine.engine_rig import Rig, prompts, request
+from tests.engine.tiny_gguf import write_gguf
+from tests.engine_cuda.test_cuda_engine import reference_model
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from cuda_reference import assert_same_rows, relative_error
-from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.contracts.fields import SamplingParams
@@ -18,6 +16,9 @@ from tritandem.engine.model.support import inspect_model
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling.sampler import sample
 from tritandem.engine.step import SamplingFeatures, SlotInit
+
+from tests.engine_cuda.cuda_reference import assert_same_rows, relative_error
+from tests.engine_cuda.tiny_shape import SHAPE, VOCAB
 
 SLOTS = 5
 CONFIGS: dict[str, PreTrainedConfig] = {

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_rig import VOCAB, prompts, reference_model, request
 from tritandem.config import EngineConfig
 from tritandem.engine.host.core import EngineCore
 from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import inspect_model
 from tritandem.telemetry.step_meter import StepMeter
+
+from tests.engine.engine_rig import VOCAB, prompts, reference_model, request
 
 pytestmark = pytest.mark.gpu
 

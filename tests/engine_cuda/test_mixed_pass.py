@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_reference import assert_same_rows, relative_error
-from tiny_shape import SHAPE, VOCAB
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.engine.model.loader import LoadedModel
@@ -18,6 +16,9 @@ from tritandem.engine.model.support import inspect_model
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.runners.staging import StagingPool
 from tritandem.engine.step import PrefillChunk, SamplingFeatures, StepPlan
+
+from tests.engine_cuda.cuda_reference import assert_same_rows, relative_error
+from tests.engine_cuda.tiny_shape import SHAPE, VOCAB
 
 SLOTS, BLOCK, BLOCKS_EACH = 6, 4, 8
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import cuda_reference as reference
 import pytest
 import torch
 from tritandem.engine.attention.interface import AttentionBatch
+
+from tests.engine_cuda import cuda_reference as reference
 
 BLOCK_TOKENS = 16
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from cuda_reference import assert_same_rows, slot_fields
 from tritandem.contracts.arrays import Int32Array
 from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.step import PrefillChunk, SlotInit, StepPlan
+
+from tests.engine_cuda.cuda_reference import assert_same_rows, slot_fields
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,10 @@ import dataclasses
 import random
 from typing import Any
 
-from fakes.arithmetic_runner import ArithmeticRunner, _Row
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.step import StepFailed, StepPlan, StepResult
+
+from tests.fakes.arithmetic_runner import ArithmeticRunner, _Row
 
 NOT_FINITE = -7  # instead of a token id in the cache: whoever reads it has no next token
 

@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes.raw_grpc_server import RawGrpcConnection
 from tritonclient.grpc import service_pb2 as pb
+
+from tests.fakes.raw_grpc_server import RawGrpcConnection
 
 _FORMATS = {"INT32": "<i", "UINT32": "<I", "INT64": "<q", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
 

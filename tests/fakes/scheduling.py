@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from fakes.text_streams import FakeTextStreams
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import GenerationRequest
 from tritandem.scheduler import FinishedRequest, SchedulerService, SchedulerSnapshot
+
+from tests.fakes.text_streams import FakeTextStreams
 
 
 class RecordingObserver:

@@ -9,9 +9,10 @@ import socket
 import threading
 from collections.abc import Callable
 
-from fakes.raw_grpc_server import FrameReader, headers_frame, message_frame
 from hpack import Encoder
 from hyperframe.frame import DataFrame, Frame, SettingsFrame
+
+from tests.fakes.raw_grpc_server import FrameReader, headers_frame, message_frame
 
 TIMEOUT_S = 10.0
 

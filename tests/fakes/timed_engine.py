@@ -1,4 +1,6 @@
-"""A streaming server whose every token has a known time, in a process of its own: `python timed_engine.py JSON`.
+"""A streaming server whose every token has a known time, in a process of its own.
+
+Run as `python -m tests.fakes.timed_engine JSON`.
 
 Speaks Triton's gRPC stream (by grpcio and by a cheap server), `generate_stream` and OpenAI completions. Strict:
 anything but the tritandem dialect is an error. Writes down when it really sent each token, so that a test can tell a
@@ -9,22 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "loadtest"))
-
-from fakes.raw_grpc_server import RawGrpcConnection
+from tests.fakes.raw_grpc_server import RawGrpcConnection
+from tests.fakes.triton_protocol import elements, raw_tensor
 
 ALLOWED = {
     "text_input": "BYTES",
@@ -110,11 +108,7 @@ def read_inputs(request: pb.ModelInferRequest) -> dict[str, Any]:
     for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
         if ALLOWED.get(tensor.name) != tensor.datatype or list(tensor.shape) != [1, 1]:
             raise RuntimeError(f"REJECTED_INVALID: {tensor.name} {tensor.datatype} {list(tensor.shape)}")
-        values[tensor.name] = {
-            "BYTES": lambda r: r[4:].decode(),
-            "INT32": lambda r: struct.unpack("<i", r)[0],
-            "BOOL": lambda r: r == b"\1",
-        }[tensor.datatype](raw)
+        [values[tensor.name]] = elements(tensor.datatype, raw)
     if request.model_name != "ensemble" or not values["stream"]:
         raise RuntimeError("REJECTED_INVALID: model or stream")
     return values
@@ -124,17 +118,16 @@ def response(request_id: str, piece: Piece) -> pb.ModelStreamInferResponse:
     message = pb.ModelStreamInferResponse()
     inner = message.infer_response
     inner.model_name, inner.id = "ensemble", request_id
-    text = piece.text.encode()
-    outputs = [
-        ("text_output", "BYTES", struct.pack("<I", len(text)) + text),
-        ("num_output_tokens", "UINT32", struct.pack("<I", piece.tokens)),
-        ("num_input_tokens", "UINT32", struct.pack("<I", piece.input_words)),
+    outputs: list[tuple[str, str, list[Any]]] = [
+        ("text_output", "BYTES", [piece.text]),
+        ("num_output_tokens", "UINT32", [piece.tokens]),
+        ("num_input_tokens", "UINT32", [piece.input_words]),
     ]
     if piece.stamps:
-        outputs += [("stamps", "INT64", struct.pack("<9q", *piece.stamps)), ("cached_tokens", "UINT32", b"\7\0\0\0")]
-    for name, datatype, raw in outputs:
-        inner.outputs.add(name=name, datatype=datatype, shape=[1, 9 if name == "stamps" else 1])
-        inner.raw_output_contents.append(raw)
+        outputs += [("stamps", "INT64", piece.stamps), ("cached_tokens", "UINT32", [7])]
+    for name, datatype, tensor in outputs:
+        inner.outputs.add(name=name, datatype=datatype, shape=[1, len(tensor)])
+        inner.raw_output_contents.append(raw_tensor(datatype, tensor))
     inner.parameters["triton_final_response"].bool_param = piece.stamps is not None
     return message
 

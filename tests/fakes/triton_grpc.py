@@ -6,29 +6,33 @@ nobody wrote answers UNIMPLEMENTED. What the model sees of cancellation is what 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from fakes.triton_protocol import MANY_VALUES, ONE_VALUE, Model, Outputs, Received, Visitors
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-LETTERS = {"BOOL": "?", "INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q", "FP32": "f"}
+from tests.fakes.triton_protocol import (
+    MANY_VALUES,
+    ONE_VALUE,
+    FakeTriton,
+    Model,
+    Outputs,
+    Received,
+    elements,
+    raw_tensor,
+)
 
 
-class FakeTritonGrpc:
+class FakeTritonGrpc(FakeTriton):
     """`with FakeTritonGrpc(model) as server:` listens on `server.url`; `server.visitors` knows who came."""
 
     protocol = "grpc"
 
     def __init__(self, model: Model, *, port: int = 0, workers: int = 16) -> None:
-        self.visitors = Visitors(model)
-        self.ready = True
-        self.index_closed = False
-        self.models = {"scheduler": ("READY", ""), "ensemble": ("READY", "")}
+        super().__init__(model)
         # SO_REUSEPORT would let the servers of two tests share a port.
         self._server = grpc.server(ThreadPoolExecutor(workers), options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Service(self), self._server)
@@ -36,16 +40,11 @@ class FakeTritonGrpc:
         self.url = f"127.0.0.1:{self.port}"
 
     def die(self) -> None:
-        """Cut every connection now, as a killed process would."""
         self._server.stop(grace=None).wait(10)
 
     def __enter__(self) -> FakeTritonGrpc:
         self._server.start()
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.die()
-        self.visitors.raise_faults()
 
 
 class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -90,22 +89,11 @@ def _read(message: Any, context: Any) -> Received:
         batch, width = tensor.shape
         assert batch == 1, f"{tensor.name} has shape {tensor.shape}"
         assert tensor.name in MANY_VALUES or width == 1, f"{tensor.name} has shape {tensor.shape}"
-        inputs[tensor.name] = _elements(wanted, raw)
+        inputs[tensor.name] = elements(wanted, raw)
         assert len(inputs[tensor.name]) == tensor.shape[1], f"{tensor.name}: shape and contents differ"
     chosen = {name: value.WhichOneof("parameter_choice") for name, value in message.parameters.items()}
     parameters = {name: getattr(message.parameters[name], choice) for name, choice in chosen.items()}
     return Received(message.model_name, message.id, inputs, parameters, dict(context.invocation_metadata()))
-
-
-def _elements(datatype: str, raw: bytes) -> list[Any]:
-    if datatype != "BYTES":
-        return [value for (value,) in struct.iter_unpack("<" + LETTERS[datatype], raw)]
-    texts = []
-    while raw:
-        (length,) = struct.unpack_from("<I", raw)
-        texts.append(raw[4 : 4 + length].decode())
-        raw = raw[4 + length :]
-    return texts
 
 
 def _write(said: Outputs | Exception | None, request: Received) -> Any:
@@ -114,11 +102,7 @@ def _write(said: Outputs | Exception | None, request: Received) -> Any:
     response = pb.ModelInferResponse(model_name=request.model, id=request.request_id)
     for name, (datatype, values) in (said or {}).items():
         response.outputs.add(name=name, datatype=datatype, shape=[1, len(values)])
-        if datatype == "BYTES":
-            raw = b"".join(struct.pack("<I", len(v.encode())) + v.encode() for v in values)
-        else:
-            raw = struct.pack(f"<{len(values)}{LETTERS[datatype]}", *values)
-        response.raw_output_contents.append(raw)
+        response.raw_output_contents.append(raw_tensor(datatype, values))
     if said is None:
         response.parameters["triton_final_response"].bool_param = True
     return pb.ModelStreamInferResponse(infer_response=response)

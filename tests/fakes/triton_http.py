@@ -16,21 +16,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fakes.triton_protocol import MANY_VALUES, ONE_VALUE, PARAMETERS, Model, Outputs, Received, Visitors
+from tests.fakes.triton_protocol import MANY_VALUES, ONE_VALUE, PARAMETERS, FakeTriton, Model, Outputs, Received
 
-PYTHON_TYPES = {"BYTES": str, "BOOL": bool, "INT32": int, "UINT64": int, "FP32": (int, float)}
+PYTHON_TYPES = {"BYTES": str, "BOOL": bool, "FP32": (int, float)}  # all others: int
 
 
-class FakeTritonHttp:
+class FakeTritonHttp(FakeTriton):
     """`with FakeTritonHttp(model) as server:` listens on `server.url`; `server.visitors` knows who came."""
 
     protocol = "http"
 
     def __init__(self, model: Model, *, port: int = 0) -> None:
-        self.visitors = Visitors(model)
-        self.ready = True
-        self.index_closed = False
-        self.models = {"scheduler": ("READY", ""), "ensemble": ("READY", "")}
+        super().__init__(model)
         self.connections: list[Any] = []
         owner = self
 
@@ -45,20 +42,15 @@ class FakeTritonHttp:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
     def die(self) -> None:
-        """Cut every connection now, as a killed process would."""
         self._server.shutdown()
         self._server.server_close()
         for connection in self.connections:
             _cut(connection)
+        self._thread.join()
 
     def __enter__(self) -> FakeTritonHttp:
         self._thread.start()
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.die()
-        self._thread.join()
-        self.visitors.raise_faults()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,15 +102,15 @@ class _Handler(BaseHTTPRequestHandler):
         assert route, f"unexpected path {self.path}"
         inputs, parameters = {}, {}
         for name, value in body.items():
-            if name in ONE_VALUE:
-                assert isinstance(value, PYTHON_TYPES[ONE_VALUE[name]]), f"{name}={value!r}"
+            if name in PARAMETERS or name == "request_id":
+                parameters[name] = value
+            elif name in ONE_VALUE:
+                assert isinstance(value, PYTHON_TYPES.get(ONE_VALUE[name], int)), f"{name}={value!r}"
                 inputs[name] = [value]
-            elif name in MANY_VALUES:
+            else:
+                assert name in MANY_VALUES, f"unexpected key {name}"
                 assert isinstance(value, list), f"{name}={value!r}"
                 inputs[name] = value
-            else:
-                assert name in PARAMETERS or name == "request_id", f"unexpected key {name}"
-                parameters[name] = value
         assert (route[2] == "generate_stream") == ("stream" in inputs), "the endpoint and the input `stream` agree"
         request_id = parameters.pop("request_id")
         assert isinstance(request_id, str), f"request_id={request_id!r}"

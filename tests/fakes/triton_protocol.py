@@ -8,31 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-ONE_VALUE = {
-    "text_input": "BYTES",
-    "max_tokens": "INT32",
-    "min_tokens": "INT32",
-    "temperature": "FP32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "min_p": "FP32",
-    "repetition_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "seed": "UINT64",
-    "end_id": "INT32",
-    "sampling_parameters": "BYTES",
-    "stream": "BOOL",
-    "stop": "BOOL",
-    "exclude_input_in_output": "BOOL",
-    "return_finish_reason": "BOOL",
-    "return_num_input_tokens": "BOOL",
-    "return_num_output_tokens": "BOOL",
-    "return_cumulative_logprob": "BOOL",
-    "return_logprobs": "BOOL",
-    "return_seed": "BOOL",
-}
-MANY_VALUES = {"input_ids": "INT32", "stop_words": "BYTES", "bad_words": "BYTES"}
+import numpy as np
+from tritandem.triton_io.request.schema import INPUTS
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+
+ONE_VALUE = {tensor.name: tensor.dtype for tensor in INPUTS if tensor.dims == (1,)}
+MANY_VALUES = {tensor.name: tensor.dtype for tensor in INPUTS if tensor.dims == (-1,)}
 PARAMETERS = {"messages": str, "priority_class": str, "deadline_ms": int, "tenant": str, "traceparent": str}
 
 
@@ -91,3 +72,38 @@ class Visitors:
     def raise_faults(self) -> None:
         if self.faults:
             raise AssertionError("the client sent something wrong") from self.faults[0]
+
+
+class FakeTriton:
+    """What a fake server is asked for and told, whatever it speaks; a fault of the client fails the test at the end."""
+
+    def __init__(self, model: Model) -> None:
+        self.visitors = Visitors(model)
+        self.ready = True
+        self.index_closed = False
+        self.models = {"scheduler": ("READY", ""), "ensemble": ("READY", "")}
+
+    def die(self) -> None:
+        """Cut every connection now, as a killed process would."""
+        raise NotImplementedError
+
+    def __exit__(self, *exc: object) -> None:
+        self.die()
+        self.visitors.raise_faults()
+
+
+# The layout of raw tensors by NVIDIA's own library: the client's code must not be its own judge.
+
+
+def elements(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
+        return [text.decode() for text in deserialize_bytes_tensor(raw)]
+    values: list[Any] = np.frombuffer(raw, triton_to_np_dtype(datatype)).tolist()
+    return values
+
+
+def raw_tensor(datatype: str, values: list[Any]) -> bytes:
+    if datatype == "BYTES":
+        texts = np.array([value.encode() for value in values], dtype=np.object_)
+        return bytes(serialize_byte_tensor(texts).item()) if values else b""
+    return bytes(np.array(values, triton_to_np_dtype(datatype)).tobytes())

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from fakes.timed_engine import Plan
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.fakes.timed_engine import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
 EngineUrls = dict[str, str]
 
 
@@ -22,8 +23,8 @@ def start_engine() -> Iterator[Callable[[Plan], EngineUrls]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(plan: Plan) -> EngineUrls:
-        command = [sys.executable, str(TESTS / "fakes" / "timed_engine.py"), json.dumps(asdict(plan))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "tests.fakes.timed_engine", json.dumps(asdict(plan))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         processes.append(process)
         assert process.stdout is not None
         urls: EngineUrls = json.loads(process.stdout.readline())

@@ -19,9 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fakes.timed_engine import Plan
 from tritandem_loadtest import Report, RunConfig, run
 from tritandem_loadtest.metrics import PERCENTILES, percentile
+
+from tests.fakes.timed_engine import Plan
 
 Engine = dict[str, str]
 TOKENS = 12

@@ -25,7 +25,7 @@ server.serve_forever()
 @pytest.fixture
 def pinned_server(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import pinned_server
+    from tritandem_bench import pinned_server
 
     return pinned_server
 
@@ -33,7 +33,7 @@ def pinned_server(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def core_sweep(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import core_sweep
+    from tritandem_bench import core_sweep
 
     return core_sweep
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import gevent
 import grpc
 import pytest
-from fakes.scripted_grpc_server import TIMEOUT_S, Peer, ScriptedServer
 from hyperframe.frame import GoAwayFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,8 @@ from tritandem_loadtest.stamps import TIMEOUT, UNREACHABLE
 from tritandem_loadtest.transport.connect import connect
 from tritandem_loadtest.transport.h2_connection import GrpcStream
 from tritandem_loadtest.transport.interface import Call, Exchange, Transport
+
+from tests.fakes.scripted_grpc_server import TIMEOUT_S, Peer, ScriptedServer
 
 Engine = dict[str, str]
 CANCEL = 8  # error code of RST_STREAM

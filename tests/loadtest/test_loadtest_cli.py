@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.triton_grpc import FakeTritonGrpc
-from fakes.triton_protocol import Outputs, Received
 from tritandem_loadtest import LoadTestError, RunConfig, run
 from tritandem_loadtest.cli import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK, EXIT_SLO_MISSED, EXIT_USAGE, main
+
+from tests.fakes.triton_grpc import FakeTritonGrpc
+from tests.fakes.triton_protocol import Outputs, Received
 
 Engine = dict[str, str]
 # What is late on a busy host is not the subject here: exit code 3 must not hide the others.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes.published_tensors import PUBLISHED, PublishedServer
 from tritandem_loadtest import LoadTestError, RunConfig, run
 from tritandem_loadtest.dialects import DIALECTS
+
+from tests.fakes.published_tensors import PUBLISHED, PublishedServer
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

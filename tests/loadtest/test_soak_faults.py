@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "loadtest"))
-
 from soak import faults
-from soak.faults import Faults, read_fault
-from soak.served import READY, Served
+from tritandem_bench.soak.faults import Faults, read_fault
+from tritandem_bench.soak.served import READY, Served
 
 DIED = "[   70.0 s] tritonserver was ended by SIGABRT"
 

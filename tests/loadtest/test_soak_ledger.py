@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "loadtest"))
-
-from soak.faults import Fault, read_fault
-from soak.ledger import CLOSED, ENDED, OBEYED, REFUSED, TIMEOUT, UNREACHABLE, Ledger, audit, hostile_faults, table
-from soak.memory import Memory, growth
-from soak.served import gauge, outcome_counts, request_lines
-from soak.solo import Solo, tokens_before_tie
+from tritandem_bench.soak.faults import Fault, read_fault
+from tritandem_bench.soak.ledger import (
+    CLOSED,
+    ENDED,
+    OBEYED,
+    REFUSED,
+    TIMEOUT,
+    UNREACHABLE,
+    Ledger,
+    audit,
+    hostile_faults,
+    table,
+)
+from tritandem_bench.soak.memory import Memory, growth
+from tritandem_bench.soak.served import gauge, outcome_counts, request_lines
+from tritandem_bench.soak.solo import Solo, tokens_before_tie
 from tritandem_client.results import TokenLogprob
 
 OUTAGE = [(10.0, 20.0)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from placement.machines import ONE_SOCKET, TWO_CPUS
 from tritandem.config import Config
 from tritandem.placement import ALLOWED_CPUS_ENV, Plan, another_server_on, plan_here
 from tritandem.server import placing
 from tritandem.server.options import ServeOptions
+
+from tests.placement.machines import ONE_SOCKET, TWO_CPUS
 
 
 def process(proc: Path, pid: int, name: str, cpus: str) -> None:

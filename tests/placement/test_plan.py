@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS, Machine
 from tritandem.config import Config, PlacementConfig, placement_from_words
 from tritandem.contracts.errors import ConfigError
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
 from tritandem.machine.topology import read_topology
 from tritandem.placement import ALLOWED_CPUS_ENV, COMPONENTS, Plan, make_plan, plan_here
 from tritandem.placement.here import gpu_of
+
+from tests.placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS, Machine
 
 EVERY = "0-255"
 

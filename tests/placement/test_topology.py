@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS
 from tritandem.machine.cgroup import quota_cores
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
 from tritandem.machine.topology import read_topology, usable_cores
 from tritandem.placement import why_no_device
+
+from tests.placement.machines import EIGHT_GPUS, NEIGHBOURS, ONE_SOCKET, TWO_CPUS, TWO_SOCKETS
 
 ALL = frozenset(range(256))
 

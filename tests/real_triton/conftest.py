@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tritandem.server import TritonServer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from raw_client import RawClient
-from started import start_server
+from tests.real_triton.raw_client import RawClient
+from tests.real_triton.started import start_server
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, in_background, number, text
 from tritandem.config import TelemetryConfig
 from tritandem.server import TritonServer
+
+from tests.real_triton.raw_client import RawClient, in_background, number, text
 
 pytestmark = pytest.mark.triton
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from threading import Event
 
 import pytest
-from raw_client import RawClient, in_background
 from tritandem.server import TritonServer
 from tritandem_client import AsyncClient, Client, DeadlineExpired, InvalidRequest, ServerNotReady
+
+from tests.real_triton.raw_client import RawClient, in_background
 
 pytestmark = pytest.mark.triton
 

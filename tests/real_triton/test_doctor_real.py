@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from raw_client import RawClient, number, tensor, text
-from served import children
-from started import start_server
 from tritandem.cli.doctor.sample import Sample, fetch
 from tritandem.server import TritonServer
 from tritandem.telemetry import families as f
+from tritandem_bench.memory import children
+
+from tests.real_triton.raw_client import RawClient, number, tensor, text
+from tests.real_triton.started import start_server
 
 pytestmark = pytest.mark.triton
 

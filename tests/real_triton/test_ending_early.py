@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_client import RawClient, number, text
-from server_memory import private_mb, shared_mb
 from tritandem.server import TritonServer
+from tritandem_bench.memory import memory_of
+
+from tests.real_triton.raw_client import RawClient, number, text
 
 pytestmark = pytest.mark.triton
 
@@ -25,6 +26,7 @@ ENDLESS = {
     "stream": number(True, np.bool_),
 }
 ENDS_WITHIN_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
 KILLED_CLIENTS = int(os.environ.get("TRITANDEM_TEST_KILLED_CLIENTS", "20"))
 
 
@@ -77,9 +79,8 @@ def test_a_deadline_ends_a_stream_on_both_paths(client: RawClient) -> None:
 
 VICTIM = """
 import sys
-sys.path.insert(0, sys.argv[2])
-from raw_client import RawStream
-from test_ending_early import ENDLESS
+from tests.real_triton.raw_client import RawStream
+from tests.real_triton.test_ending_early import ENDLESS
 stream = RawStream(sys.argv[1], "scheduler", ENDLESS)
 next(iter(stream))
 print("streaming", flush=True)
@@ -94,7 +95,7 @@ MAX_GROWTH_MB = 24  # of one process; a lost request would keep its tensors, thr
 def kill_in_mid_stream(client: RawClient, count: int) -> None:
     """By SIGKILL, as a crashed host's clients end."""
     victims = [
-        subprocess.Popen([sys.executable, "-c", VICTIM, client.url, str(Path(__file__).parent)], stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", VICTIM, client.url], stdout=subprocess.PIPE, cwd=ROOT)
         for _ in range(count)
     ]
     for victim in victims:
@@ -112,17 +113,18 @@ def test_killed_clients_leave_nothing_behind(server: TritonServer, client: RawCl
     blocks = client.engine_load().free_blocks
     kill_in_mid_stream(client, 5)  # pools and arenas have their size afterwards
     wait_until("no sequence is left", lambda: idle(client))
-    before, shared = private_mb(server), shared_mb(server)
+    before = memory_of(server.pid, server.shm_prefix)
     slowest_s = 0.0
     for left in range(KILLED_CLIENTS, 0, -5):
         kill_in_mid_stream(client, min(left, 5))
         slowest_s = max(slowest_s, wait_until("no sequence is left", lambda: idle(client)))
     assert client.engine_load().free_blocks == blocks
-    growth = {name: round(now - before[name], 1) for name, now in private_mb(server).items()}
+    after = memory_of(server.pid, server.shm_prefix)
+    growth = {name: round(now - before.private[name], 1) for name, now in after.private.items()}
     print(
         f"{KILLED_CLIENTS} killed; slowest end {slowest_s:.2f} s; private growth {growth} MB;",
-        f"shared {shared:.1f} -> {shared_mb(server):.1f} MB",
+        f"shared {before.shared:.1f} -> {after.shared:.1f} MB",
     )
     assert max(growth.values()) < MAX_GROWTH_MB, growth
-    assert shared_mb(server) - shared < MAX_GROWTH_MB
+    assert after.shared - before.shared < MAX_GROWTH_MB
     assert client.answer("scheduler", {"text_input": text("Hello"), "max_tokens": number(2, np.int32)})

@@ -12,23 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from started import start_server
 from tritandem.config import INNER_KEY_ENV
 from tritandem.server import TritonServer
 from tritandem.server.health import live_stubs
 from tritandem.server.repository import default_repository
 from tritandem_client import Client
 
+from tests.real_triton.started import start_server
+
 pytestmark = pytest.mark.triton
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "loadtest" / "benchmarks"
 STEP_S = 0.005
 CLIENTS, REQUESTS, SHORT, LONG = 16, 12, 12, 800
 INITIALIZE = {
     "engine": f"""
-        import sys
-        sys.path.insert(0, {str(BENCHMARKS)!r})
-        from free_running_engine import FreeRunningService
+        from tritandem_bench.stand_ins import FreeRunningService
         from tritandem.triton_io.plugs.engine import EnginePlug
         from tritandem.triton_io.hops.inner_key import load_inner_key
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, number, text
-from started import demo_model
-from varied_prompts import PROMPTS
+
+from tests.real_triton.raw_client import RawClient, number, text
+from tests.real_triton.started import demo_model
+from tests.real_triton.varied_prompts import PROMPTS
 
 pytestmark = pytest.mark.triton
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import WAYS, Served, readers
-from server_memory import stub_pids
-from started import demo_model, free_ports
+from tritandem_bench.memory import stub_pids
+from tritandem_bench.served import Served
 from tritandem_client import TritandemClientError
+
+from tests.real_triton.readers import WAYS, readers
+from tests.real_triton.started import demo_model, free_ports
 
 pytestmark = pytest.mark.triton
 
@@ -49,13 +51,13 @@ def served_model() -> Served:
     model = demo_model()
     if not (model / "config.json").is_file():
         pytest.skip(f"no demo model in {model}")
-    return Served(model, free_ports(3), "--drain-timeout-s", "120")
+    return Served(free_ports(3), "--model", str(model), "--drain-timeout-s", "120")
 
 
 def wait_ready(served: Served, wanted: bool, timeout_s: float) -> None:
     end_s = time.monotonic() + timeout_s
     while served.ready() is not wanted:
-        assert time.monotonic() < end_s, f"readiness is not {wanted} within {timeout_s} s\n" + "\n".join(served.lines)
+        assert time.monotonic() < end_s, f"readiness is not {wanted} within {timeout_s} s\n" + served.words()
         time.sleep(0.05)
 
 
@@ -84,7 +86,7 @@ def test_whichever_process_is_lost_requests_end_and_the_server_comes_back(served
     completes = "" in RUNNING_ENDS[name]
     running = readers(served, 1, **({"max_tokens": 40} if completes else {}))
     triton, victim = served.triton_pid(), pid_of(served, name)
-    files = [file for file in files_in_shm() if file.startswith(served.mark())]
+    files = [file for file in files_in_shm() if file.startswith(served.shm_prefix())]
     lost_s = time.monotonic()
     os.kill(victim, signal.Signals[f"SIG{number}"])
     wait_ready(served, False, 60.0)
@@ -136,5 +138,5 @@ def test_a_stop_under_load_completes_answers_refuses_new_ones_and_exits_0() -> N
                 reader.thread.join(120)
                 assert reader.error is None
                 assert reader.tokens == 60
-            assert served.process.wait(150) == 0, "\n".join(served.lines)
-            assert "signal (" not in served.log()
+            assert served.process.wait(150) == 0, served.words()
+            assert "signal (" not in served.log.read_text(errors="replace")

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fakes.otlp_collector import OtlpCollector, Received
-from started import start_server
 from tritandem.config import PLACEMENT_ENV, Config, load_config, with_placement
 from tritandem.placement import Plan, plan_here, process_affinities
 from tritandem.server import TritonServer
 from tritandem.server.health import stub_models
+
+from tests.fakes.otlp_collector import OtlpCollector, Received
+from tests.real_triton.started import start_server
 
 pytestmark = pytest.mark.triton
 

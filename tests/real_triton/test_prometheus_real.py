@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from debian_program import debian_program
-from raw_client import RawClient, number, text
-from started import free_ports
 from tritandem.server import TritonServer
+
+from tests.debian_program import debian_program
+from tests.real_triton.raw_client import RawClient, number, text
+from tests.real_triton.started import free_ports
 
 pytestmark = pytest.mark.triton
 

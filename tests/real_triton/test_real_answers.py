@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, in_background, number, text
 from tritandem.server import TritonServer
 from tritandem.triton_io.request import schema
 from tritandem_client import Client
+
+from tests.real_triton.raw_client import RawClient, in_background, number, text
 
 pytestmark = pytest.mark.triton
 

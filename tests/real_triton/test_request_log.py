@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_client import RawClient, number, text
-from test_ending_early import wait_until
 from tritandem.server import TritonServer
+
+from tests.real_triton.raw_client import RawClient, number, text
+from tests.real_triton.test_ending_early import wait_until
 
 pytestmark = pytest.mark.triton
 

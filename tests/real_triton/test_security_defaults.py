@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_client import RawClient, in_background, number, text
 from tritandem.server import TritonServer
 from tritandem.server.health import ready
+
+from tests.real_triton.raw_client import RawClient, in_background, number, text
 
 pytestmark = pytest.mark.triton
 

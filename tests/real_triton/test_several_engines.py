@@ -20,25 +20,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from server_memory import stub_pids
-from started import start_server
 from tritandem.server import TritonServer
 from tritandem.server.health import live_stubs
 from tritandem.server.repository import default_repository
+from tritandem_bench.memory import stub_pids
 from tritandem_client import AsyncClient, Client, Failed, TritandemClientError
+
+from tests.real_triton.started import start_server
 
 pytestmark = pytest.mark.triton
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "loadtest" / "benchmarks"
 STEP_S = 0.005
 CLIENTS = 12
 SHORT, LONG = 12, 400
 STREAMS, NUMBERED = 256, 150
 ENDS_WITHIN_S = 60.0
 ENGINE = f"""
-        import sys
-        sys.path[:0] = [{str(BENCHMARKS)!r}, {str(Path(__file__).parent)!r}]
-        from numbered_engine import NumberedService
+        from tritandem_bench.stand_ins import NumberedService
         from tritandem.triton_io.plugs.engine import EnginePlug
         from tritandem.triton_io.hops.inner_key import load_inner_key
 

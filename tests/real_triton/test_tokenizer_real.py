@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tritonclient.grpc as grpcclient
-from raw_client import RawClient, tensor, text
-from started import demo_model
 from tokenizers import Tokenizer
 from tritandem.tokenizer.encode.adversarial import short_texts
 from tritonclient.utils import InferenceServerException
+
+from tests.real_triton.raw_client import RawClient, tensor, text
+from tests.real_triton.started import demo_model
 
 pytestmark = pytest.mark.triton
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from fakes.scheduling import RecordingObserver, Running, Start, wait_until
-from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
 from tritandem.contracts.stream import EnginePort
 from tritandem.scheduler import SchedulerService
+
+from tests.fakes.scheduling import RecordingObserver, Running, Start, wait_until
+from tests.fakes.text_streams import FakeTextStreams
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fakes.scheduling import request
 from tritandem.contracts.errors import DeadlineExpired, Draining, InvalidRequest, Saturated, TritandemError
 from tritandem.contracts.requests import GenerationRequest, PriorityClass
 from tritandem.contracts.stream import LoadSnapshot
@@ -16,6 +15,8 @@ from tritandem.scheduler.admission import (
     never_fits,
     total_load,
 )
+
+from tests.fakes.scheduling import request
 
 LIMITS = AdmissionLimits(max_requests=4, max_tokens=1000)
 LOAD = LoadSnapshot(

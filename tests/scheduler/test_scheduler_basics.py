@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fakes.engine_port import FakeEngine, answer_tokens
-from fakes.scheduling import Start, request
-from fakes.sinks import RecordingSink
-from fakes.text_streams import text_of
 from tritandem.contracts.errors import Outcome
 from tritandem.contracts.requests import OutputOptions
 from tritandem.contracts.stream import FinishReason
+
+from tests.fakes.engine_port import FakeEngine, answer_tokens
+from tests.fakes.scheduling import Start, request
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import text_of
 
 
 def test_an_answer_arrives_whole_and_ends_once(start: Start) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from weakref import ref
 
 import pytest
-from fakes.engine_port import FakeEngine
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
 from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.cancel_watch import Ring, call_cost_s, questions
 from tritandem.scheduler.lifecycle import CLIENT_GONE
 from tritandem.scheduler.ticket import Ticket
+
+from tests.fakes.engine_port import FakeEngine
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
 
 
 def ticket(number: int, tenant: str = "") -> Ticket:

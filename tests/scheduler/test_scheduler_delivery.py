@@ -6,16 +6,17 @@ import random
 import threading
 
 import numpy as np
-from fakes.engine_port import FakeEngine, answer_tokens, token_batch
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
-from fakes.text_streams import UNREADABLE_TOKEN, text_of
 from tritandem.contracts.answers import Chunk
 from tritandem.contracts.errors import Outcome
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import OutputOptions
 from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler.delivery import text_tokens
+
+from tests.fakes.engine_port import FakeEngine, answer_tokens, token_batch
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import UNREADABLE_TOKEN, text_of
 
 RUNNING, STOP, LENGTH = FinishCode.RUNNING, FinishCode.STOP, FinishCode.LENGTH
 STREAM = OutputOptions(stream=True)

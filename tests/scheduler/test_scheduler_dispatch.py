@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes.engine_port import FakeEngine, answer_tokens
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
-from fakes.text_streams import text_of
 from tritandem.contracts.errors import Saturated, TritandemError
 from tritandem.contracts.requests import EngineRequest, PriorityClass
 from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.batch_limits import BatchLimits
 from tritandem.scheduler.dispatch import Demand, EngineView, choose, has_room
 from tritandem.scheduler.prefix_map import MAX_REMEMBERED, PIECE_TOKENS, PrefixMap, prefix_hashes
+
+from tests.fakes.engine_port import FakeEngine, answer_tokens
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import text_of
 
 LOAD = LoadSnapshot(total_blocks=100, free_blocks=100, block_tokens=16, max_sequences=16, prefill_token_ns=1000)
 VIEW = EngineView(LOAD, BatchLimits(16, 500), sequences=4, committed_tokens=400, prefilling_tokens=0)

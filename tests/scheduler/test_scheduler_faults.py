@@ -7,11 +7,6 @@ import threading
 import time
 
 import pytest
-from fakes.clock import FakeClock
-from fakes.engine_port import FakeEngine, answer_tokens
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
-from fakes.text_streams import text_of
 from tritandem.config import SchedulerConfig
 from tritandem.contracts.answers import Chunk
 from tritandem.contracts.errors import Outcome
@@ -19,6 +14,12 @@ from tritandem.contracts.requests import OutputOptions, PriorityClass
 from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler import SchedulerService
 from tritandem.scheduler.core import CONNECT_GRACE_NS
+
+from tests.fakes.clock import FakeClock
+from tests.fakes.engine_port import FakeEngine, answer_tokens
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import text_of
 
 STREAM = OutputOptions(stream=True)
 
@@ -184,7 +185,7 @@ def test_requests_wait_for_an_engine_that_is_still_loading(start: Start) -> None
 def test_waiting_for_a_loading_engine_is_not_for_ever() -> None:
     engine, clock, sink = FakeEngine(), FakeClock(), RecordingSink()
     engine.dead = True
-    from fakes.text_streams import FakeTextStreams
+    from tests.fakes.text_streams import FakeTextStreams
 
     service = SchedulerService([engine], FakeTextStreams(), SchedulerConfig(), clock=clock)
     service.start()

@@ -7,10 +7,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fakes.engine_port import FakeEngine, answer_tokens
-from fakes.scheduling import Running, Start, request, wait_until
-from fakes.sinks import RecordingSink
-from fakes.text_streams import UNREADABLE_TOKEN, text_of
 from tritandem.contracts.answers import Chunk
 from tritandem.contracts.errors import EngineFailed, InvalidRequest, Outcome, RequestCancelled, TritandemError
 from tritandem.contracts.requests import EngineRequest, OutputOptions
@@ -25,6 +21,11 @@ from tritandem.scheduler.lifecycle import (
     State,
     ended_by_engine,
 )
+
+from tests.fakes.engine_port import FakeEngine, answer_tokens
+from tests.fakes.scheduling import Running, Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import UNREADABLE_TOKEN, text_of
 
 STREAM = OutputOptions(stream=True)
 ONE_SLOT = LoadSnapshot(max_sequences=1, max_context_tokens=100, total_blocks=100, free_blocks=100, block_tokens=16)

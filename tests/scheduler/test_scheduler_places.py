@@ -7,15 +7,16 @@ import time
 from collections import Counter, deque
 
 import pytest
-from fakes.engine_port import FakeEngine
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
 from tritandem.contracts.errors import Saturated
 from tritandem.contracts.requests import PriorityClass
 from tritandem.contracts.stream import LoadSnapshot
 from tritandem.scheduler.admission import Backlog, QueueState
 from tritandem.scheduler.policy.places import may_hold
 from tritandem.scheduler.recent_pace import LEAST_NS, RecentPace
+
+from tests.fakes.engine_port import FakeEngine
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
 
 ONE_PLACE = LoadSnapshot(max_sequences=1, total_blocks=4096, free_blocks=4096, block_tokens=16)
 

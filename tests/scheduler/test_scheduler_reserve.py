@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from fakes.engine_port import FakeEngine
-from fakes.scheduling import Start, request, wait_until
-from fakes.sinks import RecordingSink
 from tritandem.contracts.requests import PriorityClass
 from tritandem.contracts.stream import FinishCode, LoadSnapshot
 from tritandem.scheduler.policy.order import first
@@ -15,6 +12,10 @@ from tritandem.scheduler.policy.reserve import Share, held_back, may_start
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting
 from tritandem.scheduler.recent_demand import WINDOW_NS, RecentDemand
 from tritandem.scheduler.waiting_queue import WaitingQueue
+
+from tests.fakes.engine_port import FakeEngine
+from tests.fakes.scheduling import Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
 
 INTERACTIVE, NORMAL, BATCH = PriorityClass
 SHARE = Share(sequences=12, tokens=1000, max_sequences=16, max_tokens=1600)

@@ -7,10 +7,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from fakes.engine_port import FakeEngine
-from fakes.scheduling import RecordingObserver, Start, request, wait_until
-from fakes.sinks import RecordingSink
-from fakes.text_streams import FakeTextStreams
 from tritandem.config import SchedulerConfig
 from tritandem.contracts.answers import Chunk
 from tritandem.contracts.errors import Outcome
@@ -21,6 +17,11 @@ from tritandem.scheduler.core import DUES_KEPT
 from tritandem.scheduler.early_stops import MAX_REMEMBERED, EarlyStops
 from tritandem.scheduler.ports import SchedulerSnapshot
 from tritandem.telemetry.heartbeat import Busy
+
+from tests.fakes.engine_port import FakeEngine
+from tests.fakes.scheduling import RecordingObserver, Start, request, wait_until
+from tests.fakes.sinks import RecordingSink
+from tests.fakes.text_streams import FakeTextStreams
 
 SMALL = LoadSnapshot(max_sequences=1, total_blocks=10, free_blocks=10, block_tokens=16)
 SLOW = LoadSnapshot(max_sequences=64, max_context_tokens=4096, decode_step_ns=10**9, prefill_token_ns=1000)

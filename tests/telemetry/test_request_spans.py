@@ -6,7 +6,6 @@ import importlib.util
 import time
 
 import pytest
-from fakes.otlp_collector import OtlpCollector, Received
 from tritandem.contracts.answers import Stamps
 from tritandem.contracts.errors import ConfigError, Outcome
 from tritandem.contracts.requests import PriorityClass
@@ -14,6 +13,8 @@ from tritandem.scheduler import FinishedRequest
 from tritandem.telemetry import tracing
 from tritandem.telemetry.tracing import SpanExporter, refuse_missing_packages
 from tritandem.triton_io.reports.request_spans import RequestSpans, stages
+
+from tests.fakes.otlp_collector import OtlpCollector, Received
 
 MS = 1_000_000
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "loadtest"))
-
-from fuzz.tokenizer_claims import Subject, subject
-from fuzz.vocabularies import Unavailable, vocabulary_folder
 from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
+from tritandem_bench.fuzz.tokenizer_claims import Subject, subject
+from tritandem_bench.fuzz.vocabularies import Unavailable, vocabulary_folder
 
 
 @cache

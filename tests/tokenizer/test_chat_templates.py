@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from byte_models import load
-from chat_styles import STYLES
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import TextTokenizer
+
+from tests.tokenizer.byte_models import load
+from tests.tokenizer.chat_styles import STYLES
 
 Messages = list[dict[str, Any]]
 TEXTS = [

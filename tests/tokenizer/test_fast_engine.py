@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz.tokenizer_claims import Subject
 from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.encode.counters import Counters
@@ -19,6 +18,7 @@ from tritandem.tokenizer.encode.engines import Engines
 from tritandem.tokenizer.encode.fast import FastEncoder, load_fast
 from tritandem.tokenizer.encode.self_check import first_difference, proven_equal
 from tritandem.tokenizer.encode.shadow import ShadowCheck
+from tritandem_bench.fuzz.tokenizer_claims import Subject
 
 pytest.importorskip("fastokens", reason="the optional package fastokens is not installed")
 

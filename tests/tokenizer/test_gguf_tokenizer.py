@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz.tokenizer_claims import Subject, refute, subject
 from gguf import GGUFWriter
 from tritandem.config import TokenizerConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.encode.adversarial import short_texts
+from tritandem_bench.fuzz.tokenizer_claims import Subject, refute, subject
 
 NORMAL, CONTROL = 1, 3
 REAL = "TRITANDEM_TEST_GGUF"

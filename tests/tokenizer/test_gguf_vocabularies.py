@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import regex
-from byte_models import SLOW
 from gguf import GGUFWriter
 from tritandem.contracts.errors import ConfigError
 from tritandem.models.gguf import save_tokenizer
@@ -19,6 +18,8 @@ from tritandem.tokenizer.decode.token_text import byte_alphabet
 from tritandem.tokenizer.encode.adversarial import short_texts
 from tritandem.tokenizer.files.pretokenizers import GGUF_SPLITTERS
 from tritandem.tokenizer.files.source import TokenizerSource, read_source
+
+from tests.tokenizer.byte_models import SLOW
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SPACE = "\u2581"

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from byte_models import SLOW, load, write_folder
 from jinja2.exceptions import SecurityError
 from tritandem.contracts.errors import ConfigError, InvalidRequest
 from tritandem.tokenizer import load_tokenizer
 from tritandem.tokenizer.chats.authorship import CLIENT, TooLarge, whole
 from tritandem.tokenizer.chats.template_bounds import TooMuchWork
 from tritandem.tokenizer.chats.template_sandbox import TemplateSandbox
+
+from tests.tokenizer.byte_models import SLOW, load, write_folder
 
 GROWING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x is none }}"
 ENDLESS = [

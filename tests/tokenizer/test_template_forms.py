@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from byte_models import load
-from chat_styles import STYLES
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import TextTokenizer
+
+from tests.tokenizer.byte_models import load
+from tests.tokenizer.chat_styles import STYLES
 
 ARGUMENTS = {"city": "Köln", "days": [1, 2], "exact": None}
 AS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)

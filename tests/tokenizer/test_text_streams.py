@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +20,7 @@ from tritandem.tokenizer.decode.cleaned_text import last_safe_space
 from tritandem.tokenizer.decode.stop_words import StopWords
 from tritandem.tokenizer.decode.token_text import WindowText
 from tritandem.tokenizer.files.source import read_source
+from tritandem_bench.fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
 
 NO_PROMPT = np.empty(0, np.int32)
 TEXT = " Ein 😀 und 👩‍💻, 漢字かな交じり文。 naïve\n\n\tx = 'ok' <|im_end|> ﷽ 🇩🇪 ."

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from handed_over import received, text
+
+from tests.triton_io.handed_over import received, text
 
 HI = {"text_input": text("hi")}
 MEGABYTES = 10_000_000

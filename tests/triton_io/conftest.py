@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tests.fakes import triton_python_backend_utils as pb_utils
 
-import triton_python_backend_utils as pb_utils
+sys.modules["triton_python_backend_utils"] = pb_utils  # what the server's own interpreter has
 
 
 @pytest.fixture(autouse=True)

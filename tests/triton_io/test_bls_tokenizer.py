@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import KEY
 from tritandem.contracts.errors import DeadlineExpired, Saturated
 from tritandem.triton_io.hops import handover
 from tritandem.triton_io.hops.bls_tokenizer import LONG_CHARS, BlsTokenizer, _failure
 from tritandem.triton_io.hops.handover import Handover
 from tritandem.triton_io.hops.text_turns import Turn
 from tritandem.triton_io.request.prompt_source import PromptSource
+
+from tests.triton_io.handed_over import KEY
 
 SHORT, LONG = PromptSource(text="short"), PromptSource(text="x" * (LONG_CHARS + 1))
 LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * (LONG_CHARS + 1)}])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import KEY, received
 from tritandem.contracts.errors import ConfigError, Draining, EngineFailed, InvalidRequest, TritandemError
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
@@ -25,6 +24,8 @@ from tritandem.triton_io.plugs.engine import EnginePlug
 from tritandem.triton_io.plugs.engine_calls import CallRelay
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 from tritandem.triton_io.stub_2_51.stream_gate import StreamGate
+
+from tests.triton_io.handed_over import KEY, received
 
 IDLE_S = 0.2
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from handed_over import KEY, received, text
 from tritandem.config import TelemetryConfig
 from tritandem.contracts.answers import Chunk, Stamps
 from tritandem.contracts.errors import InvalidRequest, Outcome
@@ -29,6 +28,8 @@ from tritandem.triton_io.reports.timed_text import TimedTextStreams
 from tritandem.triton_io.reports.tokenizer_report import TokenizerReport
 from tritandem.triton_io.request.decoder import ReturnOptions
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
+
+from tests.triton_io.handed_over import KEY, received, text
 
 ON, OFF = TelemetryConfig(), TelemetryConfig(metrics=False)
 REQUEST = FinishedRequest(

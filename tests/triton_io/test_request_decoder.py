@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handed_over import one, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts.errors import InvalidRequest
@@ -16,6 +15,8 @@ from tritandem.contracts.requests import GenerationRequest, PriorityClass
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode, read_request_id
 from tritandem.triton_io.request.prompt_source import read_parameters
 from tritandem.triton_io.request.tensor_values import Inputs
+
+from tests.triton_io.handed_over import one, text
 
 PROMPT = {"text_input": text("hello")}
 LIMITS = ModelLimits(

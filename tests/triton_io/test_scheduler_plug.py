@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from bad_requests import BAD, HI
-from handed_over import KEY, one, received, text
 from tritandem.contracts.answers import Chunk, Stamps, TokenLogprob
 from tritandem.contracts.errors import (
     Draining,
@@ -38,6 +36,9 @@ from tritandem.triton_io.hops.inner_key import InnerKey
 from tritandem.triton_io.plugs.scheduler import SchedulerPlug
 from tritandem.triton_io.request.decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
+
+from tests.triton_io.bad_requests import BAD, HI
+from tests.triton_io.handed_over import KEY, one, received, text
 
 LIMITS = ModelLimits(100, 1000, (2,), 8, PriorityClass.NORMAL, 0.0, lambda word: [3])
 REFUSED = InvalidRequest("text_input", "bad", "something else")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import threading
 
-from fakes.clock import FakeClock
 from tritandem.contracts.requests import PriorityClass
 from tritandem.triton_io.hops.text_turns import MIN_DEADLINES, TextTurns, Turn
+
+from tests.fakes.clock import FakeClock
 
 
 class Texts:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
-from bad_requests import BAD, HI
-from handed_over import KEY, one, received, text
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.tokenizer import Encoded
 from tritandem.triton_io.hops import handover
 from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
+
+from tests.triton_io.bad_requests import BAD, HI
+from tests.triton_io.handed_over import KEY, one, received, text
 
 LONG = 100
 

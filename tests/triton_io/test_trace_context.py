@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes.triton_python_backend_utils import InferenceRequest, InferenceTrace
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.triton_io.request.trace_context import check_trace_parent, read_trace_parent
+
+from tests.fakes.triton_python_backend_utils import InferenceRequest, InferenceTrace
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 OURS, TRITONS = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE[::-1]}-{SPAN}-00"

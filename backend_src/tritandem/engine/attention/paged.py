@@ -36,7 +36,7 @@ class DecodeTiles:
 def choose_decode_tiles(rows: int, heads: Heads, multiprocessors: int, element_bytes: int) -> DecodeTiles:
     """Split the context until programs fill the device twice, not beyond: a reduction costs microseconds.
 
-    Pure; measured on an H200 (loadtest/benchmarks/RESULTS.md). Five stages keep two tiles of K and V in
+    Pure; measured on an H200 (bench/RESULTS.md). Five stages keep two tiles of K and V in
     flight; from 64 rows on the device is full without that.
     """
     splits = min(_power_of_two_below(max(1, 2 * multiprocessors // (rows * heads.kv))), _MAX_SPLITS)
@@ -50,7 +50,7 @@ def choose_decode_tiles(rows: int, heads: Heads, multiprocessors: int, element_b
 def choose_prefill_tiles(heads: Heads, max_query_tokens: int, element_bytes: int) -> tuple[int, int, int, int]:
     """(query tile, context tile, warps, stages) that fit shared memory; short chunks take short tiles.
 
-    Pure; swept on an H200 over a long prompt, many short ones and a chunk (loadtest/benchmarks/RESULTS.md).
+    Pure; swept on an H200 over a long prompt, many short ones and a chunk (bench/RESULTS.md).
     """
     if element_bytes > 2:
         return 32, 32, 4, 2

@@ -35,7 +35,7 @@ def choose_linear_tiles(
 ) -> LinearTiles | None:
     """Tiles for our kernels, or None where the vendor library's product is at least as fast.
 
-    Pure; measured on an H200 as whole decode steps (loadtest/benchmarks/RESULTS.md). One row: plain multiply-adds
+    Pure; measured on an H200 as whole decode steps (bench/RESULTS.md). One row: plain multiply-adds
     read the weights faster than any matrix-unit kernel tried; a gated program reads twice the rows, so it takes
     half as many. Up to 64 rows of a small matrix, 16 of a larger one: launches are what costs, so fusing norm,
     gate and residual pays, and kernels that overlap the one before them, which is when their weights may come from

@@ -1,0 +1,256 @@
+"""The engine alone, beside transformers on the same model in the same run.
+
+Random prompts, greedy decoding to the full length, a list of batch sizes; for each: the engine, plain
+`generate` on the batch, and transformers' continuous batching (`generate_batch`). The systems take turns and
+each keeps its fastest run, because a busy neighbour only ever makes a run slower. The last line is one JSON
+document. Needs no server.
+
+    python -m tritandem_bench.engine --model DIR --device cpu --batch 1,8 --new-tokens 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tritandem.config import EngineConfig
+from tritandem.contracts.arrays import Int32Array
+from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.requests import EngineRequest
+from tritandem.contracts.stream import FinishCode
+from tritandem.engine.model.loader import resolve_device, resolve_dtype
+from tritandem.engine.service import EngineService, build_engine
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`prefill_s` ends when every sequence has its first token; a decode step gives each one more.
+
+    `cpu_s` is the processor time of the whole process over the same work: on a shared machine it says more
+    than the clock.
+    """
+
+    system: str
+    batch: int
+    prefill_s: float
+    total_s: float
+    cpu_s: float
+    prompt_tokens: int  # of one sequence
+    new_tokens: int  # of one sequence
+
+    @property
+    def decode_step_ms(self) -> float:
+        return (self.total_s - self.prefill_s) / max(1, self.new_tokens - 1) * 1e3
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.batch * self.prompt_tokens / self.prefill_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.batch * self.new_tokens / self.total_s
+
+
+def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[Int32Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab_size, tokens, dtype=np.int32) for _ in range(count)]
+
+
+# -- ours ----------------------------------------------------------------------------------------------
+
+
+_ids = itertools.count()
+
+
+def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens: int) -> Measurement:
+    """Submit everything at once and read to the end. Raises RuntimeError when a sequence fails."""
+    requests = [EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens)) for ids in prompts]
+    without_token = {request.seq_id for request in requests}
+    start, start_cpu = time.perf_counter(), time.process_time()
+    refused = [error for error in service.submit(requests) if error is not None]
+    if refused:
+        raise RuntimeError(f"the engine refused: {refused[0]}")
+    prefill_s = 0.0
+    while service.live():
+        batch = service.next_batch(60.0)
+        if batch is None or (batch.finish == FinishCode.ERROR).any():
+            raise RuntimeError(f"the engine failed: {batch.errors if batch else 'no token for 60 s'}")
+        if without_token:
+            without_token.difference_update(batch.seq_ids[batch.token_counts > 0].tolist())
+            prefill_s = time.perf_counter() - start
+    total_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    return Measurement("tritandem", len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
+
+
+# -- transformers --------------------------------------------------------------------------------------
+
+
+def measure_transformers(
+    system: str, run: Callable[[list[Int32Array], int], int], prompts: list[Int32Array], new_tokens: int
+) -> Measurement:
+    """The first token alone gives the prefill; a second run over everything gives the rest."""
+
+    def timed(tokens: int) -> float:
+        start = time.perf_counter()
+        produced = run(prompts, tokens)
+        if produced != tokens * len(prompts):
+            raise RuntimeError(f"{system}: {produced} tokens instead of {tokens * len(prompts)}")
+        return time.perf_counter() - start
+
+    prefill_s = timed(1)
+    start_cpu = time.process_time()
+    total_s = timed(new_tokens)
+    cpu_s = time.process_time() - start_cpu
+    return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
+
+
+def plain_generate(model: Any) -> Callable[[list[Int32Array], int], int]:
+    def run(prompts: list[Int32Array], new_tokens: int) -> int:
+        ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(model.device)
+        with torch.inference_mode():
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return int(output.shape[0] * (output.shape[1] - ids.shape[1]))
+
+    return run
+
+
+def continuous_batching(model: Any) -> Callable[[list[Int32Array], int], int]:
+    from transformers import GenerationConfig
+
+    def run(prompts: list[Int32Array], new_tokens: int) -> int:
+        config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        outputs = model.generate_batch([ids.tolist() for ids in prompts], generation_config=config, warmup=False)
+        return sum(len(output.generated_tokens) for output in outputs.values())
+
+    return run
+
+
+def load_reference(path: Path, device: torch.device, dtype: torch.dtype, random_weights: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if random_weights:
+        with device:
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map={"": device})
+    return model.eval()
+
+
+# -- command -------------------------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", default="1,8", help="batch sizes, separated by commas")
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=0, help="torch threads of all systems; 0: the engine's choice")
+    parser.add_argument("--random-weights", action="store_true", help="weights from the configuration alone")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--without", default="", help="systems to leave out: generate, generate_batch")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    device = resolve_device(args.device)
+    batches = [int(size) for size in args.batch.split(",")]
+    config = EngineConfig(
+        device=args.device,
+        dtype=args.dtype,
+        max_sequences=max(batches),
+        random_weights=args.random_weights,
+        threads=args.threads,
+        prefix_cache=False,
+        kv_memory_fraction=0.4,  # the reference model computes on the same device
+    )
+    left_out = set(filter(None, args.without.split(",")))
+    runs: dict[str, Callable[[list[Int32Array], int], Measurement]] = {}
+    if {"generate", "generate_batch"} - left_out:
+        reference = load_reference(args.model, device, resolve_dtype(args.dtype, device), args.random_weights)
+        runs["generate"] = partial(measure_transformers, "generate", plain_generate(reference))
+        runs["generate_batch"] = partial(measure_transformers, "generate_batch", continuous_batching(reference))
+    service = build_engine(args.model, config, lambda message: print(message, flush=True))
+    runs = {"tritandem": partial(measure_engine, service), **runs}
+    vocab_size = service.spec.vocab_size
+    best: dict[tuple[str, int], Measurement] = {}
+    for name in left_out:
+        runs.pop(name, None)
+    for run in runs.values():
+        run(random_prompts(1, 32, vocab_size, seed=0), 4)  # warm-up
+    for size in batches:
+        for repeat in range(args.repeat):
+            prompts = random_prompts(size, args.prompt_tokens, vocab_size, seed=size * 100 + repeat)
+            for name, run in runs.items():
+                measured = show(run(prompts, args.new_tokens))
+                best[name, size] = min(best.get((name, size), measured), measured, key=lambda m: m.total_s)
+    service.close()
+    print(table(list(best.values())))
+    print(json.dumps(document(list(best.values()), str(device), torch.get_num_threads())))
+
+
+def show(measurement: Measurement) -> Measurement:
+    print(f"{measurement.system} at batch {measurement.batch}: {measurement.total_s:.2f} s", flush=True)
+    return measurement
+
+
+def table(measured: Sequence[Measurement]) -> str:
+    lines = [f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}{'cpu s':>9}"]
+    for m in measured:
+        lines.append(
+            f"{m.system:16}{m.batch:>6}{m.prefill_tokens_per_s:>15.0f}{m.decode_step_ms:>16.2f}"
+            f"{m.output_tokens_per_s:>14.1f}{m.cpu_s:>9.1f}"
+        )
+    return "\n".join(lines)
+
+
+def document(measured: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
+    """Every figure, and by system and batch how many times longer others take, by the clock and in processor time."""
+    ours = {m.batch: m for m in measured if m.system == "tritandem"}
+    others = [m for m in measured if m.system != "tritandem" and m.batch in ours]
+    ratios: dict[str, dict[str, float]] = defaultdict(dict)
+    cpu_ratios: dict[str, dict[str, float]] = defaultdict(dict)
+    for m in others:
+        ratios[m.system][str(m.batch)] = round(m.total_s / ours[m.batch].total_s, 3)
+        cpu_ratios[m.system][str(m.batch)] = round(m.cpu_s / ours[m.batch].cpu_s, 3)
+    rows = [
+        {
+            **asdict(m),
+            "decode_step_ms": round(m.decode_step_ms, 3),
+            "prefill_tokens_per_s": round(m.prefill_tokens_per_s, 1),
+            "output_tokens_per_s": round(m.output_tokens_per_s, 1),
+        }
+        for m in measured
+    ]
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "threads": threads,
+        "ratios": ratios,
+        "cpu_ratios": cpu_ratios,
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    main()

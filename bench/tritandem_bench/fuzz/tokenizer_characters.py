@@ -1,0 +1,62 @@
+"""Every character of Unicode through the fast engine, in places where its class decides how a text is parted.
+
+Owns the choice of characters and places. Engines are built with tables of different Unicode versions: random texts hit
+a character that they class differently once in a hundred thousand, this always.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from tritandem.contracts.arrays import Int32Array
+
+from .tokenizer_claims import Subject
+
+PLACES = ("a{}b", " {}1", "  {} x", "1{}2", "{}'s", "\n{}\n", "{}{}", "'{}")
+BATCH = 2000
+ALIKE = 97  # of ideographs beyond the third plane, private and unassigned characters, one in so many
+
+
+def all_characters() -> Iterator[str]:
+    """Without surrogates, and without most of those that are all alike."""
+    for code in range(0x20, sys.maxunicode + 1):
+        if unicodedata.category(chr(code)) != "Cs" and (code < 0x34000 or code >> 8 == 0xE00 or code % ALIKE == 0):
+            yield chr(code)
+
+
+def that_part_texts() -> Iterator[str]:
+    """Those whose class says more than "letter" or "nothing": numbers, marks, spaces, punctuation, cased letters."""
+    return (char for char in all_characters() if unicodedata.category(char) not in ("Lo", "Cn", "Co"))
+
+
+def wrong_about(it: Subject, chars: Iterable[str], places: Iterable[str] = PLACES) -> list[str]:
+    """The texts that the fast engine neither encodes as the reference does nor refuses. Empty without a fast engine."""
+    fast = it.fast
+    if fast is None:
+        return []
+    texts = [place.format(char, char) for place in places for char in chars if not fast.vetoes(char)]
+    wrong: list[str] = []
+    for begin in range(0, len(texts), BATCH):
+        some = texts[begin : begin + BATCH]
+        expected = it.whole.encode_batch(some, True)
+        try:
+            found: list[Int32Array | None] = [*fast.encode_batch(some, True)]
+        except ValueError:  # it refuses some of them: ask one by one
+            found = [_ids_or_none(it, text) for text in some]
+        wrong += [
+            text
+            for text, ids, right in zip(some, found, expected, strict=True)
+            if ids is not None and not np.array_equal(ids, right)
+        ]
+    return wrong
+
+
+def _ids_or_none(it: Subject, text: str) -> Int32Array | None:
+    assert it.fast is not None
+    try:
+        return it.fast.encode(text, True)
+    except ValueError:
+        return None
