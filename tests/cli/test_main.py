@@ -48,6 +48,16 @@ def test_every_subcommand_is_listed() -> None:
         assert re.search(rf"^    {command} ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("words", [["loadtest", "--rps", "8"], ["loadtest", "sweep"], ["demo"]])
+def test_without_the_load_generator_the_commands_that_need_it_say_what_to_install(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tritandem_loadtest", None)
+    assert re.search(r"^    loadtest .*not installed", build_parser().format_help(), re.MULTILINE)
+    assert main(words) == 2
+    assert "`pip install tritandem-loadtest` brings it" in complaint(capsys)
+
+
 def test_help_needs_no_heavy_library() -> None:
     heavy = "{'torch', 'transformers', 'locust', 'grpc'} & set(sys.modules)"
     code = f"import sys; from tritandem.cli.main import build_parser; build_parser(); print({heavy})"

@@ -1,4 +1,4 @@
-"""How many cores: the published rule, the measured model, the data files and the command."""
+"""How many cores: the published rule, the measured model, the file of costs and the command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritandem.contracts.errors import ConfigError
-from tritandem.sizing import Coefficients, Workload, core_need, load_coefficients, load_instances, rule_cores
-from tritandem.sizing.coefficients import parse_coefficients, to_document
-from tritandem.sizing.command import add_command
-from tritandem.sizing.instances import Offer
+from tritandem.sizing import Coefficients, Workload, core_need, load_coefficients, rule_cores
+from tritandem.sizing.coefficients import parse_coefficients
+from tritandem.sizing.command import add_parser
 from tritandem.sizing.model import SCHEDULER_BUSY_LIMIT, tokens_per_response
 
 COSTS = Coefficients(
@@ -28,10 +27,16 @@ COSTS = Coefficients(
 )
 
 
+def costs_document(values: Coefficients, machine: str) -> dict[str, Any]:
+    """What a file of costs holds."""
+    costs = {key: {"value": value, "source": "a test"} for key, value in dataclasses.asdict(values).items()}
+    return {"measured_on": "2026-12-01", "machine": machine, "coefficients": costs}
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     """Exit code and standard output of the command, as the program `tritandem` would run it."""
     parser = argparse.ArgumentParser(prog="tritandem")
-    add_command(parser.add_subparsers(required=True))
+    add_parser(parser.add_subparsers(required=True))
     args = parser.parse_args(words)
     return args.run(args), capsys.readouterr().out
 
@@ -108,26 +113,12 @@ def test_the_command_prints_the_rule_as_json(capsys: pytest.CaptureFixture[str])
 def test_the_command_reckons_with_a_rate_and_a_file_of_costs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    shipped = load_coefficients()
     file = tmp_path / "costs.json"
-    mine = dataclasses.replace(shipped, machine="mine", values=COSTS)
-    file.write_text(json.dumps(to_document(mine)))
+    file.write_text(json.dumps(costs_document(COSTS, "mine")))
     words = ["--gpus", "1", "--input-tokens", "1000", "--output-tokens", "100", "--rps", "50"]
     shown = size_json(capsys, *words, "--coefficients", str(file))
     assert shown["measured"]["cores"] == 3
     assert shown["measured"]["coefficients_machine"] == "mine"
-
-
-def test_instances_are_compared_with_what_their_own_gpus_need(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = size_json(capsys, "--gpus", "1", "--input-tokens", "131072")
-    by_name = {row["name"]: row for row in shown["instances"]}
-    p4d = by_name["p4d.24xlarge"]
-    assert (p4d["vcpus"], p4d["cores"], p4d["usd_h"]) == (96, 48, 32.77)
-    assert p4d["needed_cores"] == 72  # eight GPUs
-    assert p4d["headroom_cores"] == -24
-    assert p4d["missing_cores_usd_h"] > 0
-    assert by_name["a3-megagpu-8g"]["headroom_cores"] == 104 - 72
-    assert by_name["a3-megagpu-8g"]["missing_cores_usd_h"] == 0
 
 
 def test_for_a_person_the_same_figures_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +126,7 @@ def test_for_a_person_the_same_figures_are_a_table(capsys: pytest.CaptureFixture
     assert code == 0
     assert "published rule: 20 cores for 4 GPUs" in out
     assert "measured model: " in out
-    for instance in load_instances().instances:
-        assert instance.name in out
-    assert load_instances().dated in out
+    assert load_coefficients().machine in out
 
 
 @pytest.mark.parametrize(
@@ -175,7 +164,7 @@ def test_bad_arguments_are_refused_by_name(
     ],
 )
 def test_a_file_of_costs_with_a_wrong_key_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    document = to_document(load_coefficients())
+    document = costs_document(COSTS, "mine")
     document["coefficients"].update(change)
     with pytest.raises(ConfigError, match=named):
         parse_coefficients(document, "costs.json")
@@ -184,23 +173,16 @@ def test_a_file_of_costs_with_a_wrong_key_is_refused_by_name(change: dict[str, A
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    for load in (load_coefficients, load_instances):
-        with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
-            load(tmp_path / "absent.json")
-        with pytest.raises(ConfigError, match=r"broken\.json"):
-            load(broken)
+    with pytest.raises(ConfigError, match=r"absent\.json: cannot be read"):
+        load_coefficients(tmp_path / "absent.json")
+    with pytest.raises(ConfigError, match=r"broken\.json"):
+        load_coefficients(broken)
     broken.write_text("[]")
     with pytest.raises(ConfigError, match="coefficients: missing"):
         load_coefficients(broken)
 
 
-def test_the_shipped_files_are_dated_and_say_where_figures_come_from() -> None:
-    costs, clouds = load_coefficients(), load_instances()
+def test_the_shipped_file_is_dated_and_says_where_figures_come_from() -> None:
+    costs = load_coefficients()
     assert costs.measured_on.startswith("20")
     assert all(len(source) > 10 for source in costs.sources.values())
-    assert clouds.dated.startswith("20")
-    for instance in clouds.instances:
-        offer = Offer(instance, instance.cores + 10)
-        assert offer.headroom_cores == -10
-        assert offer.missing_cores_usd_h == pytest.approx(10 * instance.core_usd_h)
-        assert 0 < offer.eight_more_cores_percent < 10

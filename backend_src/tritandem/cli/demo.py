@@ -9,8 +9,10 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
+from tritandem.contracts.errors import ConfigError
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.server.logfile import progress
 
@@ -44,8 +46,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every step worked and no request failed, else 1."""
+    """0 when every step worked and no request failed, else 1. Raises ConfigError without a load generator."""
     from tritandem_client import TritandemClientError
+
+    if find_spec("tritandem_loadtest") is None:
+        refuse_without_loadtest(args)
     from tritandem_loadtest import LoadTestError
 
     from tritandem.server.launcher import ServerDied, TritonServer
@@ -75,6 +80,14 @@ def run(args: argparse.Namespace) -> int:
     print(table(summary))
     print(json.dumps(last_line(answer, args.rps, summary)), flush=True)
     return EXIT_FAILED if problems else EXIT_OK
+
+
+def refuse_without_loadtest(args: argparse.Namespace) -> NoReturn:
+    """Raises ConfigError: the load generator is a distribution of its own, which not every server needs."""
+    raise ConfigError(
+        "the load generator is not installed: `pip install tritandem-loadtest` brings it "
+        "(from a checkout: pip install -c constraints.txt ./client ./loadtest)"
+    )
 
 
 def stream_answer(grpc_url: str) -> str:

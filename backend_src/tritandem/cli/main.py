@@ -10,12 +10,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from tritandem import __version__
 from tritandem.contracts.errors import ConfigError
-from tritandem.models import resolve_model
-from tritandem.sizing.command import add_command as add_sizing_commands
+from tritandem.sizing import command as size
 
 from . import demo, doctor, model, serve
 
@@ -26,9 +26,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tritandem", description="Serve a language model on NVIDIA Triton.")
     parser.add_argument("--version", action="version", version=f"tritandem {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (serve, demo, model, doctor):
+    for command in (serve, demo, model, doctor, size):
         command.add_parser(subparsers)
-    add_sizing_commands(subparsers, resolve_model)
     _add_client_commands(subparsers)
     _add_loadtest_command(subparsers)
     return parser
@@ -62,8 +61,10 @@ def _add_client_commands(subparsers: Any) -> None:
 
 
 def _add_loadtest_command(subparsers: Any) -> None:
-    try:
-        from tritandem_loadtest import add_command
-    except ImportError:  # the extra `loadtest` is not installed
+    if find_spec("tritandem_loadtest") is None:
+        missing = subparsers.add_parser("loadtest", help="open-loop load with streaming metrics (not installed)")
+        missing.set_defaults(run=demo.refuse_without_loadtest, passes_unknown_flags=True)
         return
+    from tritandem_loadtest import add_command
+
     add_command(subparsers)

@@ -1,20 +1,10 @@
-"""How many cores a deployment needs: the published rule, a measured model, what clouds offer.
+"""How many cores a deployment needs: the published rule beside a model of measured costs.
 
-Tier 4. Knows nothing about running servers: everything is computed from numbers, or measured in this process.
+Tier 4. Knows nothing about running servers: everything is computed from numbers.
 """
 
 from .coefficients import Coefficients, load_coefficients
-from .instances import CloudInstance, load_instances
 from .model import CoreNeed, Workload, core_need
 from .rule import rule_cores
 
-__all__ = [
-    "CloudInstance",
-    "Coefficients",
-    "CoreNeed",
-    "Workload",
-    "core_need",
-    "load_coefficients",
-    "load_instances",
-    "rule_cores",
-]
+__all__ = ["Coefficients", "CoreNeed", "Workload", "core_need", "load_coefficients", "rule_cores"]

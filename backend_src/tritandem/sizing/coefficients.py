@@ -1,7 +1,7 @@
-"""What one unit of work costs in CPU time: read from, and written to, a dated JSON file.
+"""What one unit of work costs in CPU time: read from a dated JSON file.
 
-The file shipped beside this module is the default; `tritandem calibrate` writes one for another machine. Each
-value says where it comes from, so that nobody takes a default for a measurement.
+The file shipped beside this module is the default; another machine may have one of its own. Each value says where it
+comes from, so that nobody takes a default for a measurement.
 """
 
 from __future__ import annotations
@@ -79,14 +79,3 @@ def parse_coefficients(document: Any, name: str) -> CoefficientsFile:
         Coefficients(**values),
         sources,
     )
-
-
-def to_document(file: CoefficientsFile) -> dict[str, Any]:
-    """The JSON document that `parse_coefficients` reads back."""
-    return {
-        "measured_on": file.measured_on,
-        "machine": file.machine,
-        "coefficients": {
-            key: {"value": float(f"{getattr(file.values, key):.4g}"), "source": file.sources[key]} for key in NAMES
-        },
-    }

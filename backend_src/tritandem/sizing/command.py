@@ -1,48 +1,27 @@
-"""`tritandem size` and `tritandem calibrate`: arguments and output; the work is in the modules beside."""
+"""`tritandem size`: arguments and output; the arithmetic is in the modules beside."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import MODEL_ENV
-from ..contracts.errors import ConfigError
-from .coefficients import load_coefficients, to_document
-from .instances import CloudInstance, Offer, load_instances
-from .model import Workload, core_need
-from .report import document, text
+from .coefficients import CoefficientsFile, load_coefficients
+from .model import CoreNeed, Workload, core_need
 from .rule import rule_cores
 
 MOST_GPUS, MOST_TOKENS, MOST_RPS = 4096, 100_000_000, 1e6
 
 
-Say = Callable[[str], None]
-ResolveModel = Callable[[str, Say], Path]
-
-
-def existing_folder(spec: str, say: Say) -> Path:
-    """The model's folder by its path alone. Raises ConfigError."""
-    if not Path(spec).exists():
-        raise ConfigError(f"--model: {spec} does not exist")
-    return Path(spec)
-
-
-def add_command(subparsers: Any, resolve_model: ResolveModel = existing_folder) -> None:
-    """Add `size` and `calibrate`; what they parse into has `run(args) -> exit code`.
-
-    `resolve_model` turns what `--model` says into a folder: names are known to a room of the same tier.
-    """
+def add_parser(subparsers: Any) -> None:
+    """Add `size`; what it parses into has `run(args) -> exit code`."""
     size = subparsers.add_parser(
         "size",
         help="how many cores a deployment needs",
         description="How many cores a deployment needs: the published rule, max(4, GPUs x (2 + log2(mean input "
-        "tokens / 1024))), beside a model of measured costs, and what cloud instances have.",
+        "tokens / 1024))), beside a model of measured costs.",
     )
     size.add_argument("--gpus", type=_whole(MOST_GPUS), required=True, metavar="N")
     size.add_argument("--input-tokens", type=_number(1, MOST_TOKENS), required=True, metavar="MEAN")
@@ -56,79 +35,54 @@ def add_command(subparsers: Any, resolve_model: ResolveModel = existing_folder) 
         help="how long one decode step takes on the GPU (default: %(default)s)",
     )
     size.add_argument("--slow-tokenizer", action="store_true", help="reckon without the fast tokenizer engine")
-    size.add_argument("--coefficients", type=Path, metavar="FILE", help="what `tritandem calibrate` wrote")
-    size.add_argument("--instances", type=Path, metavar="FILE", help="another table of instances and prices")
+    size.add_argument("--coefficients", type=Path, metavar="FILE", help="costs that were measured on another machine")
     size.add_argument("--json", action="store_true", help="one JSON document")
-    size.set_defaults(run=run_size)
-    calibrate = subparsers.add_parser(
-        "calibrate",
-        help="measure what `size` reckons with on this machine",
-        description="Measure, in this process and without a server, what `tritandem size` reckons with: tokenizer "
-        "rates, the scheduler's cost of a request and a response, the engine's host time of a step.",
-    )
-    calibrate.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the JSON goes")
-    calibrate.add_argument(
-        "--model",
-        default=os.environ.get(MODEL_ENV) or "smollm2",
-        metavar="DIR|GGUF|NAME",
-        help="whose tokenizer is measured (default: $TRITANDEM_MODEL, or smollm2)",
-    )
-    calibrate.add_argument(
-        "--seconds",
-        type=_number(0.01, 600),
-        default=3.0,
-        help="of each (default: %(default)s)",
-    )
-    calibrate.set_defaults(run=run_calibrate, resolve_model=resolve_model)
+    size.set_defaults(run=run)
 
 
-def run_size(args: argparse.Namespace) -> int:
-    """Raises ConfigError for a data file that cannot be used."""
-    costs, clouds = load_coefficients(args.coefficients), load_instances(args.instances)
-    rule, need = rule_cores(args.gpus, args.input_tokens), None
-    workload = None
+def run(args: argparse.Namespace) -> int:
+    """Raises ConfigError for a file of costs that cannot be used."""
+    costs, need = load_coefficients(args.coefficients), None
     if args.rps is not None:
-        workload = Workload(
-            args.gpus,
-            args.input_tokens,
-            args.output_tokens,
-            args.rps,
-            args.decode_step_ms / 1000,
-            not args.slow_tokenizer,
+        step_s, fast = args.decode_step_ms / 1000, not args.slow_tokenizer
+        need = core_need(
+            Workload(args.gpus, args.input_tokens, args.output_tokens, args.rps, step_s, fast), costs.values
         )
-        need = core_need(workload, costs.values)
-
-    def offer(instance: CloudInstance) -> Offer:
-        # Each instance is a server of its own: it needs what its GPUs need, with its share of the requests.
-        needed = rule_cores(instance.gpus, args.input_tokens)
-        if workload is not None:
-            share = workload.requests_per_s * instance.gpus / workload.gpus
-            scaled = dataclasses.replace(workload, gpus=instance.gpus, requests_per_s=share)
-            needed = max(needed, core_need(scaled, costs.values).cores)
-        return Offer(instance, needed)
-
-    offers = [offer(instance) for instance in clouds.instances]
-    shown = document(args.gpus, args.input_tokens, rule, need, costs, clouds, offers)
-    print(json.dumps(shown) if args.json else text(shown, clouds))
+    shown = {
+        "gpus": args.gpus,
+        "input_tokens": args.input_tokens,
+        "rule_cores": rule_cores(args.gpus, args.input_tokens),
+        "measured": need and measured(need, costs),
+    }
+    print(json.dumps(shown) if args.json else text(shown))
     return 0
 
 
-def run_calibrate(args: argparse.Namespace) -> int:
-    """Raises ConfigError when the model or the output file cannot be used."""
-    from .calibrate import calibrate
+def measured(need: CoreNeed, costs: CoefficientsFile) -> dict[str, Any]:
+    """The model's answer as plain JSON values."""
+    return {
+        "cores": need.cores,
+        "busy_cores": {name: round(getattr(need, name), 3) for name in ("tokenizer", "scheduler", "triton")},
+        "reserved_cores": {"engine": need.engine},
+        "tokens_per_response": round(need.tokens_per_response, 2),
+        "limits": list(need.limits),
+        "coefficients_measured_on": costs.measured_on,
+        "coefficients_machine": costs.machine,
+    }
 
-    def say(line: str) -> None:
-        print(line, flush=True)
 
-    if not args.output.resolve().parent.is_dir():
-        raise ConfigError(f"--output: the folder of {args.output} does not exist")
-    found = to_document(calibrate(args.resolve_model(args.model, say), args.seconds, say))
-    try:
-        args.output.write_text(json.dumps(found, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--output: {args.output} cannot be written: {error.strerror}") from error
-    say(f"written to {args.output}; use it with: tritandem size --coefficients {args.output} ...")
-    return 0
+def text(shown: dict[str, Any]) -> str:
+    """The same for a person."""
+    lines = [f"published rule: {shown['rule_cores']} cores for {shown['gpus']} GPU{'s' if shown['gpus'] > 1 else ''}"]
+    found = shown["measured"]
+    if found is None:
+        return "\n".join([*lines, "measured model: give --rps (and --output-tokens) to have it computed"])
+    busy = ", ".join(f"{name} {cores:.2f}" for name, cores in found["busy_cores"].items())
+    reserved = found["reserved_cores"]["engine"]
+    lines.append(f"measured model: {found['cores']} cores (busy: {busy}; reserved for engines: {reserved:.0f})")
+    lines += [f"  note: {limit}" for limit in found["limits"]]
+    where = f"{found['coefficients_machine']}, {found['coefficients_measured_on']}"
+    return "\n".join([*lines, f"  costs measured on {where}; --coefficients takes yours"])
 
 
 def _whole(most: int) -> Any:
