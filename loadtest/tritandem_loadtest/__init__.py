@@ -1,7 +1,7 @@
 """Load tests for streaming LLM servers: open-loop arrivals, latency from the intended send time, raw stamps kept.
 
 When to send (`arrivals`), what (`workload`), how (`transport`), what it means (`metrics`) and how it is shown
-(`report`, `plots`, `html`) are separate rooms. gevent and Locust live in the processes of `locust_run` only.
+(`report`, `pictures`, `page`) are separate rooms. gevent and Locust live in the processes of `locust_run` only.
 """
 
 from .cli import add_command

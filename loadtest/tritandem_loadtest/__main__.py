@@ -1,7 +1,7 @@
-"""`python -m tritandem_loadtest ...` is `tritandem loadtest ...`."""
+"""`python -m tritandem_loadtest ...` is `tritandem-loadtest ...`."""
 
 import sys
 
 from .cli import main
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())

@@ -9,6 +9,7 @@ import argparse
 import json
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def add_command(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tritandem_loadtest", description="Drive a streaming LLM server.")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tritandem-loadtest", description="Drive a streaming LLM server.")
     _configure(parser)
     args = parser.parse_args(argv)
     return int(args.func(args))
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
 def _configure(parser: argparse.ArgumentParser) -> None:
     _add_flags(parser)
     parser.add_argument("--rps", type=float, default=_DEFAULTS.rps, help="requests a second (open loop)")
-    parser.set_defaults(func=_run_command)
+    parser.set_defaults(func=_run_command, program=parser.prog)
     commands = parser.add_subparsers(title="more", metavar="[sweep|report]")
     sweep = commands.add_parser("sweep", help="find the highest rate that keeps the SLO")
     _add_flags(sweep)
@@ -92,7 +93,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--warmup", dest="warmup_s", type=float, default=0.0, metavar="SECONDS", help="sent but not counted")
     add("--timeout", dest="timeout_s", type=float, default=_DEFAULTS.timeout_s, metavar="SECONDS")
     add("--drain", dest="drain_s", type=float, default=_DEFAULTS.drain_s, metavar="SECONDS")
-    add("--out", dest="out_dir", default="", metavar="DIR", help="stamps, plots (PNG) and report.html go here")
+    add("--out", dest="out_dir", default="", metavar="DIR", help="raw stamps, figures and report.html go here")
     add("--quiet", action="store_true", help="no progress")
 
 
@@ -111,7 +112,7 @@ def _run_command(args: argparse.Namespace) -> int:
         print(f"loadtest: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        so_far = f"; what was measured: tritandem loadtest report {args.out_dir}" if args.out_dir else ""
+        so_far = f"; what was measured: {args.program} report {args.out_dir}" if args.out_dir else ""
         print(f"\nloadtest: interrupted{so_far}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return _show(report, Path(args.out_dir) if args.out_dir else None)

@@ -14,7 +14,7 @@ ARRIVALS = ("constant", "poisson", "gamma", "ramp", "steps", "trace", "closed")
 WORKLOADS = ("words", "bundled", "shared-prefix", "chat", "jsonl")
 PROTOCOLS = ("grpc", "http", "openai")
 GRPC_CLIENTS = ("h2", "grpcio")
-SLO_METRICS = ("ttft", "second_token", "itl", "itl_chunk", "tpot", "e2e")
+SLO_METRICS = ("ttft", "second_token", "itl", "itl_chunk", "pause", "tpot", "e2e")
 
 
 class LoadTestError(Exception):

@@ -21,6 +21,7 @@ METRICS = {
     "second_token": "first to second token",
     "itl": "inter-token latency",
     "itl_chunk": "inter-chunk latency",
+    "pause": "longest pause of a stream",
     "tpot": "time per output token",
     "e2e": "end to end",
 }
@@ -30,7 +31,8 @@ def request_metrics_ms(record: RequestRecord) -> dict[str, float]:
     """The figures that one completed request has once. Missing keys: the request was too short for them.
 
     `ttft` and `e2e` count from the intended send time; `second_token` is the gap from the first token to the second
-    (0 when both came in one response); `tpot` = (last - first) / tokens after the first response.
+    (0 when both came in one response); `pause` is the longest gap between two responses, which a mean hides;
+    `tpot` = (last - first) / tokens after the first response.
     """
     first_ns, last_ns = record.arrived_ns[0], record.arrived_ns[-1]
     metrics = {
@@ -41,6 +43,7 @@ def request_metrics_ms(record: RequestRecord) -> dict[str, float]:
         second_ns = first_ns if record.tokens[0] > 1 else record.arrived_ns[1]
         metrics["second_token"] = (second_ns - first_ns) / 1e6
     if len(record.tokens) > 1:
+        metrics["pause"] = max(itl_per_chunk_ms(record))
         metrics["tpot"] = (last_ns - first_ns) / 1e6 / (record.output_tokens - record.tokens[0])
     return metrics
 

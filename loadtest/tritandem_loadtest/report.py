@@ -10,6 +10,8 @@ from typing import Any
 
 from .config import RunConfig
 from .metrics import COLUMNS, latencies
+from .page import page
+from .pictures import run_document
 from .series import per_second
 from .stamps import ProcessRecord, RequestRecord
 
@@ -65,9 +67,7 @@ class Report:
         return json.dumps(self.summary)
 
     def write(self, directory: Path) -> list[Path]:
-        """summary.json, series.csv, the plots and report.html; returns the paths. Needs matplotlib."""
-        from . import html, plots
-
+        """summary.json, series.csv and report.html; returns the paths."""
         directory.mkdir(parents=True, exist_ok=True)
         summary = directory / "summary.json"
         summary.write_text(json.dumps(self.summary, indent=1), encoding="utf-8")
@@ -75,10 +75,9 @@ class Report:
         rows = self.series
         header = ",".join(rows[0]) if rows else ""
         series.write_text("\n".join([header, *(",".join(f"{v:g}" for v in r.values()) for r in rows)]) + "\n")
-        pictures = plots.draw_run(self, directory)
-        page = directory / "report.html"
-        page.write_text(html.render(self, pictures), encoding="utf-8")
-        return [summary, series, *pictures.values(), page]
+        shown = directory / "report.html"
+        shown.write_text(page(run_document(self)), encoding="utf-8")
+        return [summary, series, shown]
 
 
 def _failure_words(failures: dict[str, int]) -> str:

@@ -6,14 +6,12 @@ Runs in the caller's process without gevent: each generator is its own Python pr
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,6 @@ def run(config: RunConfig, progress: Progress | None = None) -> Report:
 
     Raises LoadTestError when a generator cannot start or breaks. An invalid run is reported, not raised.
     """
-    if find_spec("locust") is None:
-        raise LoadTestError("Locust is not installed: pip install -c constraints.txt '.[loadtest]' brings it")
     with tempfile.TemporaryDirectory(prefix="tritandem-loadtest-") as scratch:
         directory = Path(config.out_dir or scratch)
         directory.mkdir(parents=True, exist_ok=True)
@@ -58,9 +54,6 @@ def read_report(config: RunConfig, files: list[Path]) -> Report:
 
 
 def _run_processes(config: RunConfig, files: list[Path], progress: Progress) -> None:
-    environment = dict(os.environ)
-    here = str(Path(__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environment.get("PYTHONPATH", ""))))
     generators: list[subprocess.Popen[str]] = []
     try:
         for shard, path in enumerate(files):
@@ -70,7 +63,6 @@ def _run_processes(config: RunConfig, files: list[Path], progress: Progress) -> 
                     [*command, str(shard), str(len(files)), str(path)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    env=environment,
                     text=True,
                 )
             )

@@ -9,10 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from .config import LoadTestError, RunConfig
+from .page import page
+from .pictures import sweep_document
 from .report import Report
 from .runner import Progress, run
 
-_FIGURES = ("achieved_rps", "goodput_rps", "output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p99", "failed")
+_FIGURES = (
+    "achieved_rps",
+    "goodput_rps",
+    "output_tokens_per_s",
+    "ttft_ms_p50",
+    "ttft_ms_p99",
+    "itl_ms_p99",
+    "pause_ms_p99",
+    "failed",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +54,34 @@ class SweepResult:
         ]
 
     def table(self) -> str:
-        head = f"{'asked/s':>8}" + "".join(f"{name:>21}" for name in _FIGURES) + "   SLO"
-        lines = [head]
-        for row in self.rows():
-            cells = "".join(f"{'-' if row[n] is None else format(row[n], '.6g'):>21}" for n in _FIGURES)
-            verdict = "kept" if row["slo_met"] else "missed" if row["valid"] else "INVALID"
-            lines.append(f"{row['rps']:>8g}{cells}   {verdict}")
+        """What a person reads in a terminal."""
+        lines = [
+            f"{row[0]:>8}" + "".join(f"{cell:>21}" for cell in row[1:-1]) + f"   {row[-1]}" for row in self._cells()
+        ]
         best = self.best_rps
-        lines.append(
-            "no rate keeps the SLO" if best is None else f"highest rate that keeps the SLO: {best:g} requests/s"
-        )
-        return "\n".join(lines)
+        last = "no rate keeps the SLO" if best is None else f"highest rate that keeps the SLO: {best:g} requests/s"
+        return "\n".join([*lines, last])
+
+    def _cells(self) -> list[list[str]]:
+        """The table's head and a row for each rate."""
+        cells = [["asked/s", *_FIGURES, "SLO"]]
+        for row in self.rows():
+            verdict = "kept" if row["slo_met"] else "missed" if row["valid"] else "INVALID"
+            figures = ["-" if row[name] is None else f"{row[name]:.6g}" for name in _FIGURES]
+            cells.append([f"{row['rps']:g}", *figures, verdict])
+        return cells
 
     def json_line(self) -> str:
         return json.dumps({"best_rps": self.best_rps, "rates": self.rows()})
 
     def write(self, directory: Path) -> list[Path]:
-        """sweep.json and the curve; returns the paths."""
-        from . import plots
-
+        """sweep.json and sweep.html, the curves; returns the paths."""
         directory.mkdir(parents=True, exist_ok=True)
         summary = directory / "sweep.json"
         summary.write_text(self.json_line(), encoding="utf-8")
-        return [summary, plots.draw_sweep(self.rows(), directory)]
+        shown = directory / "sweep.html"
+        shown.write_text(page(sweep_document(self.rows(), self._cells())), encoding="utf-8")
+        return [summary, shown]
 
 
 def keeps_slo(report: Report) -> bool:

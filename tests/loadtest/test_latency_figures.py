@@ -35,7 +35,7 @@ def summary_of(records: list[RequestRecord], unsent: int = 0, cpu: float = 10.0,
 
 def test_latency_counts_from_the_intended_time_not_from_sending() -> None:
     late = record(0, 0, [(500, 1), (520, 1)], sent_ns=400 * MS)
-    assert request_metrics_ms(late) == {"ttft": 500.0, "e2e": 521.0, "second_token": 20.0, "tpot": 20.0}
+    assert request_metrics_ms(late) == {"ttft": 500.0, "e2e": 521.0, "second_token": 20.0, "pause": 20.0, "tpot": 20.0}
 
 
 def test_tokens_that_arrive_together_share_the_gap_before_them() -> None:
@@ -51,6 +51,18 @@ def test_a_second_token_in_the_first_response_took_no_time() -> None:
 
 def test_one_token_has_neither_gaps_nor_time_per_token() -> None:
     assert request_metrics_ms(record(0, 0, [(100, 1)])) == {"ttft": 100.0, "e2e": 101.0}
+
+
+def test_the_longest_pause_of_each_stream_shows_the_stutter_that_a_mean_hides() -> None:
+    smooth = [record(i, i * 100, [(50 + 10 * k, 1) for k in range(11)]) for i in range(98)]
+    stutters = [record(98 + i, 9800 + i * 100, [(50, 1), (55, 5), (945, 5), (950, 1)]) for i in range(2)]
+    summary = summary_of([*smooth, *stutters])
+    assert (summary["pause_ms_p50"], summary["pause_ms_p99"], summary["pause_ms_max"]) == (10.0, 890.0, 890.0)
+    assert summary["pause_samples"] == 100  # one a stream
+    assert summary["itl_ms_mean"] < 27.0
+    assert summary["itl_chunk_ms_p99"] == 10.0  # of 986 gaps two are long
+    assert "pause" not in request_metrics_ms(record(0, 0, [(100, 3)]))  # one response has no gap
+    assert summary_of(stutters, slo={"pause": 500.0})["slo_met"] is False
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -110,9 +111,9 @@ def test_the_form_of_the_page_starts_a_test_and_names_what_is_wrong_in_it(engine
         start(output_tokens="many")
         wait_for(page + "/exceptions", "length: given 'many', allowed: N")
         start(output_tokens="3", rps="20")
-        seen = json.loads(wait_for(page + "/tokens/data", '"COMPLETED"'))
-        assert set(seen["outcomes"]) == {"COMPLETED"}
-        assert seen["tokens"] == 3 * seen["outcomes"]["COMPLETED"]
+        seen = json.loads(wait_for(page + "/tokens/data", "COMPLETED"))
+        completed, tokens = re.fullmatch(r"COMPLETED (\d+); (\d+) output tokens", seen["facts"]).groups()
+        assert int(tokens) == 3 * int(completed)
     finally:
         process.terminate()
         process.wait(30)
@@ -131,11 +132,12 @@ def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_co
     try:
         page = f"http://127.0.0.1:{port}"
         assert 'id: "token-charts"' in wait_for(page + "/", "token-charts")
-        seen: dict[str, Any] = json.loads(wait_for(page + "/tokens/data", '"ttft_p99"'))
-        assert {row["metric"] for row in seen["table"]} >= {"time to first token (ms)", "inter-token latency (ms)"}
+        seen: dict[str, Any] = json.loads(wait_for(page + "/tokens/data", "longest pause of a stream"))
+        shown_metrics = {row[0] for row in seen["tables"][0]["rows"]}
+        assert shown_metrics >= {"time to first token (ms)", "inter-token latency (ms)"}
         shown = json.loads(wait_for(page + "/stats/requests", "extended_stats"))
         assert [table["key"] for table in shown["extended_stats"]] == ["token-latency"]
-        first, *seconds = csv.DictReader(fetch(page + "/tokens/csv").splitlines())
+        first, *seconds = csv.DictReader(wait_for(page + "/tokens/csv", "\n0,").splitlines())
         assert first["second"] == "0"
         assert float(first["ttft_p99"] or seconds[0]["ttft_p99"]) > 0
         _, said = process.communicate(timeout=60)
@@ -145,9 +147,9 @@ def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_co
     assert process.returncode == 1, said
     assert "SLO missed: ttft" in said
     report = (tmp_path / "run.html").read_text()
-    figures = json.loads(report.rpartition("getElementById('token-section'), ")[2].partition(")</script>")[0])
-    assert figures["outcomes"]["COMPLETED"] > 0
-    assert figures["rows"]
+    figures = json.loads(report.rpartition("getElementById('token-figures'), ")[2].partition(")</script>")[0])
+    assert re.match(r"COMPLETED [1-9]", figures["facts"])
+    assert all(len(ys) == len(chart["xs"]) > 0 for chart in figures["charts"] for _, _, ys in chart["lines"])
     with (tmp_path / "run_stats.csv").open() as lines:
         counts = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(lines)}
     assert counts["Aggregated"] == counts["end to end"] == counts["time to first token"]

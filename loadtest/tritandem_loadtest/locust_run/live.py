@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from ..metrics import METRICS, itl_per_chunk_ms, itl_per_token_ms, request_metrics_ms
+from ..page import BLUE, GREEN, ORANGE, RED, Document
 from ..stamps import COMPLETED, RequestRecord
 
 _LOG_BASE = math.log(1.01)
@@ -139,10 +140,26 @@ class LiveFigures:
                 self.close_second()
             self._open[max(0, number - self._first_open)].merge(second)
 
-    def figures(self) -> dict[str, Any]:
-        """Everything that the charts show."""
-        outcomes, tokens = dict(self.outcomes), self.output_tokens
-        return {"rows": self.rows, "table": self.table(), "outcomes": outcomes, "tokens": tokens}
+    def figures(self) -> Document:
+        """Everything that the page shows."""
+        ended = ", ".join(f"{word} {count}" for word, count in self.outcomes.items())
+        rows, table = self.rows, self.table()
+
+        def chart(title: str, *lines: tuple[str, str, str]) -> Document:
+            drawn = [[name, colour, [row[key] for row in rows]] for name, colour, key in lines]
+            return {"title": title, "xs": list(range(len(rows))), "unit": "s", "lines": drawn}
+
+        return {
+            "title": "Token charts",
+            "facts": f"{ended}; {self.output_tokens:,} output tokens" if ended else "waiting for the first request",
+            "tables": [{"title": "", "head": [*table[0]], "rows": [[*r.values()] for r in table]}] if table else [],
+            "charts": [
+                chart("Time to first token, ms", ("p50", BLUE, "ttft_p50"), ("p99", ORANGE, "ttft_p99")),
+                chart("Inter-token latency, ms", ("p50", BLUE, "itl_p50"), ("p99", ORANGE, "itl_p99")),
+                chart("Output tokens of ended requests, per second", ("tokens", GREEN, "tokens")),
+                chart("Ended requests, per second", ("completed", GREEN, "completed"), ("failed", RED, "failed")),
+            ],
+        }
 
     def table(self) -> list[dict[str, str]]:
         """One row a metric, in milliseconds, for Locust's table."""

@@ -12,10 +12,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .charts_page import EMBED, PAGE, section
+from ..page import following, section
 from .live import SHOWN, LiveFigures
 
 _KEY = "token-latency"
+# Locust's charts tab is drawn by its own script and takes no charts of others: this puts our page below them for as
+# long as they are there.
+_EMBED = """<script>
+setInterval(() => {
+  const main = document.querySelector("main"), frame = document.getElementById("token-charts");
+  const charts = main && main.querySelector("[_echarts_instance_]");
+  if (!charts) { if (frame) frame.remove(); return; }
+  if (!frame) {
+    const made = document.createElement("iframe");
+    Object.assign(made, {id: "token-charts", src: "tokens", title: "Token charts"});
+    made.style.cssText = "width:100%;height:900px;border:0;border-radius:8px";
+    main.append(made);
+  } else if (frame.contentDocument && frame.contentDocument.body) {
+    frame.style.height = `${frame.contentDocument.documentElement.scrollHeight}px`;
+  }
+}, 500);
+</script>"""
 
 
 def extend(web_ui: Any, live: LiveFigures) -> None:
@@ -28,7 +45,7 @@ def extend(web_ui: Any, live: LiveFigures) -> None:
     web_ui.template_args["extended_csv_files"] = [{"href": "./tokens/csv", "title": "Download token latency CSV"}]
 
     def tokens() -> str:
-        return PAGE
+        return following("Token charts", "tokens/data")
 
     def tokens_data() -> dict[str, Any]:
         return live.figures()
@@ -46,7 +63,7 @@ def extend(web_ui: Any, live: LiveFigures) -> None:
         elif request.path.endswith("/stats/report"):
             response.set_data(with_section(response.get_data(as_text=True), live))
         elif request.path == "/" and response.mimetype == "text/html":
-            response.set_data(response.get_data(as_text=True).replace("</body>", f"{EMBED}</body>"))
+            response.set_data(response.get_data(as_text=True).replace("</body>", f"{_EMBED}</body>"))
         return response
 
     for path, view in (("/tokens", tokens), ("/tokens/data", tokens_data), ("/tokens/csv", tokens_csv)):

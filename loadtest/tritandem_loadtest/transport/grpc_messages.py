@@ -6,10 +6,10 @@ Pure functions over protobuf messages; the two gRPC transports share them. Knows
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from typing import Any
 
+from tritandem_client import tensors
 from tritonclient.grpc import service_pb2
 
 from ..config import LoadTestError
@@ -17,7 +17,6 @@ from ..dialects import Dialect, Tensor
 from .interface import Call, Decoded
 
 STREAM_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
-_FORMATS = {"INT32": "<i", "INT64": "<q", "UINT32": "<I", "UINT64": "<Q", "FP32": "<f", "FP64": "<d", "BOOL": "<?"}
 
 
 def tensor_values(call: Call, dialect: Dialect, ignore_eos: bool) -> dict[Tensor, Any]:
@@ -63,18 +62,14 @@ def encode(call: Call, dialect: Dialect, model: str, ignore_eos: bool) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=model, id=call.request_id)
     for tensor, value in tensor_values(call, dialect, ignore_eos).items():
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=dialect.shape)
-        if tensor.datatype == "BYTES":
-            text = str(value).encode()
-            raw = struct.pack("<I", len(text)) + text
-        else:
-            raw = struct.pack(_FORMATS[tensor.datatype], value)
-        request.raw_input_contents.append(raw)
+        element = str(value) if tensor.datatype == "BYTES" else value
+        request.raw_input_contents.append(tensors.encode(tensors.InputTensor(tensor.name, tensor.datatype, (element,))))
     for name, value_text in parameters(call, dialect).items():
         request.parameters[name].string_param = value_text
     return bytes(request.SerializeToString())
 
 
-def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool = False) -> Decoded:
+def decode(messages: list[tuple[int, bytes]], dialect: Dialect) -> Decoded:
     """Token counts by arrival. A response without the dialect's count tensor is one token if it carries text."""
     result = Decoded()
     stamps_ns: dict[str, int] = {}
@@ -92,14 +87,12 @@ def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool 
                 tokens = _number(output.datatype, raw)
             elif name == dialect.text_output:
                 has_text = len(raw) > 4
-                if keep_text:
-                    result.text += raw[4:].decode("utf-8", "replace")
             elif name == dialect.input_count_output:
                 result.input_tokens = _number(output.datatype, raw)
             elif name == dialect.cached_count_output:
                 result.cached_tokens = _number(output.datatype, raw)
             elif name == dialect.stamps_output:
-                result.server = stage_times_ms(struct.unpack(f"<{len(raw) // 8}q", raw), dialect)
+                result.server = stage_times_ms(tensors.decode(output.datatype, raw), dialect)
             elif name in dialect.stamp_outputs:
                 stamps_ns[name] = _number(output.datatype, raw)
         if tokens < 0:
@@ -113,5 +106,5 @@ def decode(messages: list[tuple[int, bytes]], dialect: Dialect, keep_text: bool 
 
 
 def _number(datatype: str, raw: bytes) -> Any:
-    layout = _FORMATS[datatype]
-    return struct.unpack_from(layout, raw)[0] if len(raw) >= struct.calcsize(layout) else 0
+    """The first element; 0 of an empty tensor."""
+    return next(iter(tensors.decode(datatype, raw)), 0)

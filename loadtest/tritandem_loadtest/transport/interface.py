@@ -41,7 +41,6 @@ class Decoded:
     cached_tokens: int = 0
     error: str = ""
     server: dict[str, float] = field(default_factory=dict)
-    text: str = ""
 
 
 class Transport(Protocol):
