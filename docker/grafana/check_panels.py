@@ -38,7 +38,6 @@ class QueryFailed(Exception):
 @dataclass(frozen=True)
 class Series:
     legend: str
-    times_s: list[float]  # Unix
     values: list[float]  # NaN where there is none
 
 
@@ -46,9 +45,6 @@ class Series:
 class Panel:
     row: str
     title: str
-    unit: str
-    stacked: bool
-    place: dict[str, int]  # x, y, w, h in cells of a grid of 24
     queries: list[tuple[str, str]]  # (legend, PromQL)
 
 
@@ -65,15 +61,7 @@ def read_panels(dashboard: Path = DASHBOARD) -> Iterator[Panel]:
         if panel["type"] == "row":
             row = panel["title"]
             continue
-        defaults = panel["fieldConfig"]["defaults"]
-        yield Panel(
-            row=row,
-            title=panel["title"],
-            unit=defaults["unit"],
-            stacked=defaults["custom"]["stacking"]["mode"] != "none",
-            place=panel["gridPos"],
-            queries=[(target["legendFormat"], target["expr"]) for target in panel["targets"]],
-        )
+        yield Panel(row, panel["title"], [(target["legendFormat"], target["expr"]) for target in panel["targets"]])
 
 
 def ask(prometheus: str, panel: Panel, start_s: float, end_s: float) -> Answer:
@@ -82,10 +70,9 @@ def ask(prometheus: str, panel: Panel, start_s: float, end_s: float) -> Answer:
     try:
         for legend, query in panel.queries:
             for found in query_range(prometheus, query, start_s, end_s):
-                times = [float(at) for at, _ in found["values"]]
                 values = [float(value) for _, value in found["values"]]
                 if any(not math.isnan(value) for value in values):
-                    answer.series.append(Series(filled(legend, found["metric"]), times, values))
+                    answer.series.append(Series(filled(legend, found["metric"]), values))
     except QueryFailed as error:
         answer.error = str(error)
     return answer
@@ -130,27 +117,14 @@ def exit_code(answers: list[Answer], all_must_show: bool) -> int:
     return 1 if all_must_show and missing else 0
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL")
-    parser.add_argument("--minutes", type=float, default=15.0, help="up to now (default: %(default)s)")
-
-
-def span(args: argparse.Namespace) -> tuple[float, float]:
-    """(start, end), Unix seconds."""
-    end_s = time.time()
-    return end_s - 60 * args.minutes, end_s
-
-
-def ask_all(prometheus: str, span_s: tuple[float, float]) -> list[Answer]:
-    return [ask(prometheus, panel, *span_s) for panel in read_panels()]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_source(parser)
+    parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL")
+    parser.add_argument("--minutes", type=float, default=15.0, help="up to now (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="fail when a panel shows nothing that could")
     args = parser.parse_args()
-    answers = ask_all(args.prometheus, span(args))
+    end_s = time.time()
+    answers = [ask(args.prometheus, panel, end_s - 60 * args.minutes, end_s) for panel in read_panels()]
     print("\n".join(table(answers)))
     return exit_code(answers, args.all)
 

@@ -1,4 +1,4 @@
-"""The two tools that ask a Prometheus for the dashboard's panels: what they show, and when they fail."""
+"""The tool that asks a Prometheus for the dashboard's panels: what it shows, and when it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tritandem.server.ports import free_ports
 from tests.debian_program import debian_program
 from tests.docker.deployment_files import DOCKER, dashboard_queries
 
-GRAFANA = DOCKER / "grafana"
 EMPTY, BROKEN = "tritandem_preemptions_total", "tritandem_staging_bytes_total"
 
 
@@ -67,13 +66,13 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.join()
 
 
-def tool(name: str, prometheus: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(GRAFANA / name), "--prometheus", prometheus, *words]
+def check(prometheus: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DOCKER / "grafana" / "check_panels.py"), "--prometheus", prometheus, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_every_panel_is_listed_with_its_newest_values(api: str) -> None:
-    done = tool("check_panels.py", api)
+    done = check(api)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len({title for title, _ in dashboard_queries()})
@@ -84,15 +83,15 @@ def test_every_panel_is_listed_with_its_newest_values(api: str) -> None:
 
 
 def test_an_empty_panel_fails_only_when_all_must_show(api: str) -> None:
-    assert tool("check_panels.py", api).returncode == 0
-    done = tool("check_panels.py", api, "--all")
+    assert check(api).returncode == 0
+    done = check(api, "--all")
     assert done.returncode == 1
     assert [line.split()[1] for line in done.stdout.splitlines() if "no data" in line] == ["Preemptions"]
 
 
 def test_a_query_that_fails_is_told_in_prometheus_words(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "broken", True)
-    done = tool("check_panels.py", api)
+    done = check(api)
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if "ERROR" in line]
     assert line.split()[1] == "Staging"
@@ -101,18 +100,9 @@ def test_a_query_that_fails_is_told_in_prometheus_words(api: str, monkeypatch: p
 
 def test_nobody_there_is_an_error_of_every_panel() -> None:
     [port] = free_ports(1)
-    done = tool("check_panels.py", f"http://127.0.0.1:{port}")
+    done = check(f"http://127.0.0.1:{port}")
     assert done.returncode == 1
     assert all("ERROR" in line for line in done.stdout.splitlines())
-
-
-def test_the_dashboard_is_drawn_into_one_picture(api: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    output = tmp_path / "new" / "dashboard.png"
-    done = tool("draw_dashboard.py", api, "--output", str(output))
-    assert done.returncode == 0, done.stderr
-    assert output.read_bytes().startswith(b"\x89PNG")
-    assert output.stat().st_size > 100_000
 
 
 def test_a_real_prometheus_understands_every_panel(tmp_path: Path) -> None:
@@ -124,7 +114,7 @@ def test_a_real_prometheus_understands_every_panel(tmp_path: Path) -> None:
     with subprocess.Popen([program, *words], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             wait_ready(f"{url}/-/ready")
-            done = tool("check_panels.py", url)
+            done = check(url)
         finally:
             process.terminate()
     assert done.returncode == 0, done.stdout
