@@ -224,6 +224,10 @@ def test_a_process_that_was_stopped_is_killed_and_said(make_server, which: str) 
         leader = os.getsid(server.pid)
         victim = {"guardian": leader, "server": server.pid, "stub": next(iter(stub_models(server.pid)))}[which]
         killed_when_stopped(server, victim)
+        deadline = time.monotonic() + 60
+        while which != "stub" and server.poll() is None:  # the guardian has yet to see it
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         assert server.stop(timeout_s=5.0) == (0 if which == "stub" else 128 + signal.SIGKILL)
         assert wait_until_gone(leader) == []
     name = {"guardian": "the guardian", "server": "tritonserver", "stub": "the process of "}[which]
