@@ -83,7 +83,9 @@ def test_progress_starts_at_nought_and_says_nothing_twice(engine: Engine) -> Non
 
 def started(url: str, *flags: str) -> subprocess.Popen[str]:
     """A minute's run in a process group of its own, which has sent something."""
-    call = "import sys; from tritandem_loadtest.cli import main; sys.exit(main(sys.argv[1:]))"
+    # A shell that runs the tests in the background has them ignore SIGINT, and so would what they start.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    call = f"{heed}; import sys; from tritandem_loadtest.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["--url", url, "--rps", "20", "--duration", "60", "--output-tokens", "3", *flags]
     running = subprocess.Popen(
         [sys.executable, "-c", call, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
