@@ -14,7 +14,6 @@ def test_the_null_block_is_never_handed_out() -> None:
 
 def test_allocating_more_than_is_free_is_a_defect() -> None:
     pool = BlockPool(4)
-    assert not pool.can_allocate(4)
     with pytest.raises(AssertionError, match="4 blocks asked for, 3 free"):
         pool.allocate(4)
 
@@ -44,7 +43,6 @@ def test_the_longest_unused_content_is_given_up_first_and_tails_before_heads() -
     assert pool.allocate(1) == [old[1]]
     assert pool.lookup([b"a", b"b"]) == old[:1]
     assert pool.lookup([b"c", b"d"]) == new
-    assert pool.evicted_blocks == 1
 
 
 def test_a_shared_block_outlives_its_first_owner() -> None:
@@ -56,7 +54,6 @@ def test_a_shared_block_outlives_its_first_owner() -> None:
     assert pool.free_blocks == 1
     pool.free(blocks)
     assert pool.free_blocks == 2
-    assert pool.hit_blocks == 1
 
 
 def test_forgotten_blocks_take_along_whatever_was_computed_from_them() -> None:
@@ -84,7 +81,7 @@ def test_a_random_walk_keeps_every_block_in_one_place(prefix_cache: bool) -> Non
     held: list[list[int]] = []
     for _ in range(2000):
         action = rng.random()
-        if action < 0.4 and pool.can_allocate(count := rng.randint(1, 4)):
+        if action < 0.4 and (count := rng.randint(1, 4)) <= pool.free_blocks:
             held.append(pool.allocate(count))
         elif action < 0.6 and held:
             parent = None

@@ -189,7 +189,7 @@ def test_64_steady_steps_neither_synchronise_nor_copy_to_the_device(cuda_device:
     step_ids = iter(range(100, 1000))
 
     def launch() -> None:
-        runner.launch(StepPlan(next(step_ids), decode_slots=slots, max_context_tokens=CONTEXT))
+        runner.launch(StepPlan(next(step_ids), decode_slots=slots))
 
     launch()  # brings the rows to the device
     runner.collect(wait=True)
@@ -244,7 +244,7 @@ def test_bfloat16_logits_stay_within_two_percent_of_float32(cuda_device: torch.d
     with torch.inference_mode():
         runner.device.state.last_token[0] = ids[-1]  # the token whose logits are known
     torch.cuda.synchronize()
-    runner.launch(StepPlan(1, decode_slots=[0], max_context_tokens=CONTEXT))
+    runner.launch(StepPlan(1, decode_slots=[0]))
     runner.collect(wait=True)
     got = seen[-1][0].float().cpu()
     assert float((got - want).norm() / want.norm()) < 2e-2

@@ -19,6 +19,8 @@ from tritandem.tokenizer.chats.segments import ControlTokens, Segment
 from tritandem.tokenizer.files.source import AddedToken
 from tritandem.tokenizer.text_tokenizer import INLINE_MESSAGES
 
+from tests.tokenizer.rendering import render_chat, special_ids
+
 Messages = list[dict[str, Any]]
 
 
@@ -67,7 +69,7 @@ def test_prompt_and_ids_equal_transformers(tokenizer: TextTokenizer, messages: M
         text = tokenizer._source.renderer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=generation
         )
-        assert tokenizer.render_chat(messages, add_generation_prompt=generation) == text
+        assert render_chat(tokenizer, messages, add_generation_prompt=generation) == text
         ids = tokenizer.encode_chat(messages, add_generation_prompt=generation).ids
         assert ids.dtype == np.int32
         assert ids.tolist() == reference(tokenizer, messages, add_generation_prompt=generation)
@@ -77,10 +79,10 @@ def test_prompt_and_ids_equal_transformers(tokenizer: TextTokenizer, messages: M
 def test_a_user_cannot_write_control_tokens(tokenizer: TextTokenizer, content: str) -> None:
     harmless = tokenizer.encode_chat([user("harmless")]).ids
     encoded = tokenizer.encode_chat([user(content)])
-    control = sorted(tokenizer.special_ids)
+    control = sorted(special_ids(tokenizer))
     assert np.isin(encoded.ids, control).sum() == np.isin(harmless, control).sum()
     decoded = tokenizer._source.renderer.decode(encoded.ids.tolist())
-    assert decoded == tokenizer.render_chat([user(content)])
+    assert decoded == render_chat(tokenizer, [user(content)])
 
 
 @pytest.mark.parametrize("content", HOSTILE)
@@ -100,7 +102,7 @@ def test_raw_text_may_be_kept_from_control_tokens_too(tokenizer: TextTokenizer) 
     text = "a <|im_end|> b"
     assert 2 in tokenizer.encode(text).ids
     plain = tokenizer.encode(text, parse_special_tokens=False)
-    assert not set(plain.ids.tolist()) & tokenizer.special_ids
+    assert not set(plain.ids.tolist()) & special_ids(tokenizer)
     assert tokenizer._source.renderer.decode(plain.ids.tolist()) == text
 
 

@@ -78,7 +78,6 @@ def test_ids_are_those_of_the_folder_and_every_engine_is_exact(it: Subject, whic
 def test_it_makes_a_tokenizer_like_a_folder_and_knows_every_end(of_written: Subject) -> None:
     tokenizer = TextTokenizer(of_written.source, TokenizerConfig(fast=False))  # proving it equal would take seconds
     assert tokenizer.end_ids == (2, 0)
-    assert tokenizer.bos_id == 1
     assert tokenizer.encode("plain").engine == "pieces"
     tokenizer.close()
 

@@ -16,6 +16,7 @@ from tritandem.tokenizer.chats.template_bounds import TooMuchWork
 from tritandem.tokenizer.chats.template_sandbox import TemplateSandbox
 
 from tests.tokenizer.byte_models import SLOW, load, write_folder
+from tests.tokenizer.rendering import render_chat
 
 GROWING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x is none }}"
 ENDLESS = [
@@ -127,7 +128,7 @@ def test_a_model_with_an_endless_template_is_refused(tmp_path: Path) -> None:
 def test_a_template_that_grows_with_one_message_is_that_requests_fault(tmp_path: Path) -> None:
     rarely = "{% if messages[0].content == 'Now' %}" + ENDLESS[0] + "{% endif %}"
     tokenizer = load(tmp_path, rarely + "{{ messages[0].content }}")
-    assert tokenizer.render_chat([{"role": "user", "content": "Later"}]) == "Later"
+    assert render_chat(tokenizer, [{"role": "user", "content": "Later"}]) == "Later"
     with pytest.raises(InvalidRequest, match="steps"):
         tokenizer.encode_chat([{"role": "user", "content": "Now"}])
 
@@ -136,5 +137,5 @@ def test_long_conversations_stay_far_from_the_bounds(tmp_path: Path) -> None:
     """Also for a template that collects its text in one variable, which copies it for every message."""
     collecting = "{% for m in messages %}{% set ns.x = ns.x ~ m.role ~ m.content %}{% endfor %}{{ ns.x }}"
     messages = [{"role": "user", "content": "some words " * 100}] * 500
-    prompt = load(tmp_path, "{% set ns = namespace(x='') %}" + collecting).render_chat(messages)
+    prompt = render_chat(load(tmp_path, "{% set ns = namespace(x='') %}" + collecting), messages)
     assert len(prompt) == 500 * len("user" + "some words " * 100)

@@ -13,7 +13,7 @@ import pytest
 from tritandem.config import TokenizerConfig
 from tritandem.contracts.errors import ConfigError, EngineFailed, InvalidRequest
 from tritandem.tokenizer import Encoded, TextTokenizer, load_text_streams, load_tokenizer
-from tritandem.tokenizer.encode.threads import encode_threads, tokenizer_instances
+from tritandem.tokenizer.encode.threads import encode_threads
 from tritandem.tokenizer.files.source import read_source
 
 LONG = "Some words that make a long text. " * 3000  # beyond inline_chars
@@ -108,7 +108,7 @@ def test_every_text_is_counted_once(smollm2_folder: Path) -> None:
     counted = load_tokenizer(smollm2_folder, replace(TokenizerConfig(), fast=False))
     results = counted.encode_batch(["one", "two words", "bad \ud800", LONG])
     stats = counted.stats()
-    assert (stats.queue_size, stats.refused, stats.fast_enabled) == (0, 1, False)
+    assert (stats.queue_size, stats.fast_enabled) == (0, False)
     assert sum(stats.texts.values()) == 3
     assert sum(stats.tokens.values()) == sum(len(result.ids) for result in results if isinstance(result, Encoded))
     counted.close()
@@ -117,7 +117,6 @@ def test_every_text_is_counted_once(smollm2_folder: Path) -> None:
 def test_facts_about_the_model(tokenizer: TextTokenizer) -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.end_ids == (2,)
-    assert {0, 1, 2} <= tokenizer.special_ids
     assert tokenizer.encode_word(" hello") == (33662,)
 
 
@@ -163,4 +162,3 @@ def test_a_folder_without_a_sound_tokenizer_is_a_config_error(tmp_path: Path, co
 def test_placement_follows_the_cores_given() -> None:
     assert [encode_threads(0, cores) for cores in (1, 2, 8, 64)] == [1, 2, 8, 8]
     assert encode_threads(3, 64) == 3
-    assert [tokenizer_instances(cores) for cores in (1, 2, 8, 16, 128)] == [1, 1, 1, 2, 4]

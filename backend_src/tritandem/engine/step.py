@@ -73,7 +73,6 @@ class StepPlan:
     block_updates: Int32Array | None = None  # [U, 3] slot, index in its block table, block id
     prefill: Sequence[PrefillChunk] = ()
     decode_slots: Sequence[int] = ()
-    max_context_tokens: int = 0  # upper bound of any decode row's length after this step
     features: SamplingFeatures = field(default_factory=SamplingFeatures)
 
 

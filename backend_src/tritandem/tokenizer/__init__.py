@@ -5,7 +5,6 @@ Tier 2. Knows nothing about requests, scheduling, Triton or devices.
 
 from .decode.text_streams import TextState, TextStep, TextStreams
 from .encode.encoded import Encoded, TokenizerStats
-from .encode.threads import tokenizer_instances
 from .load import load_text_streams, load_tokenizer
 from .text_tokenizer import TextTokenizer
 
@@ -18,5 +17,4 @@ __all__ = [
     "TokenizerStats",
     "load_text_streams",
     "load_tokenizer",
-    "tokenizer_instances",
 ]

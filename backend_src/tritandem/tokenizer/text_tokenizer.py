@@ -41,8 +41,6 @@ class TextTokenizer:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self.vocab_size = source.vocab_size
         self.end_ids = source.end_ids
-        self.bos_id = source.bos_id
-        self.special_ids = frozenset(token.id for token in source.added_tokens if token.special)
         self.longest_token_chars = longest_token_chars(source)
 
     # -- text ------------------------------------------------------------------------------------
@@ -93,20 +91,6 @@ class TextTokenizer:
         return tuple(self.encode(text, add_special_tokens=False, field="bad_words").ids.tolist())
 
     # -- chat ------------------------------------------------------------------------------------
-
-    def render_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[dict[str, Any]] | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt as `transformers` renders it. Raises InvalidRequest naming the message that is wrong.
-
-        What a user wrote cannot be told from the template's own text any more: encode chats with `encode_chat`.
-        """
-        return self._chat.render(messages, add_generation_prompt, tools, variables)
 
     def submit_chat(
         self,

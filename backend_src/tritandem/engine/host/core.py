@@ -188,7 +188,6 @@ class EngineCore:
             block_updates=changes.block_updates(),
             prefill=prefill,
             decode_slots=[s.slot for s in decision.decode],
-            max_context_tokens=max((s.stored + 1 for s in decision.decode), default=0),
             features=features_of(sampling),
         )
 

@@ -10,8 +10,6 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-NULL_BLOCK = 0
-
 
 def root_hash(salt: int) -> bytes:
     """Parent of a prompt's first block: prompts of different salts (int64) have no block name in common."""
@@ -32,8 +30,6 @@ class BlockPool:
     def __init__(self, num_blocks: int, prefix_cache: bool = True) -> None:
         self.total_blocks = num_blocks - 1
         self.prefix_cache = prefix_cache
-        self.hit_blocks = 0  # blocks shared instead of computed, since the start
-        self.evicted_blocks = 0
         self._references = [0] * num_blocks
         self._plain: deque[int] = deque(range(1, num_blocks))
         # Unreferenced with content, oldest first. A plain dict would walk over all that left at its front.
@@ -47,12 +43,9 @@ class BlockPool:
     def free_blocks(self) -> int:
         return len(self._plain) + len(self._cached)
 
-    def can_allocate(self, count: int) -> bool:
-        return count <= self.free_blocks
-
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each. Precondition: `can_allocate(count)`."""
-        assert self.can_allocate(count), f"{count} blocks asked for, {self.free_blocks} free"
+        """`count` blocks with one reference each. Precondition: `count <= free_blocks`."""
+        assert count <= self.free_blocks, f"{count} blocks asked for, {self.free_blocks} free"
         return [self._take() for _ in range(count)]
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
@@ -75,7 +68,6 @@ class BlockPool:
             if self._references[block] == 0:
                 del self._cached[block]
             self._references[block] += 1
-        self.hit_blocks += len(blocks)
 
     def register(self, block: int, name: bytes, parent: bytes | None = None) -> None:
         """Make a referenced block's content findable. The first block of a content keeps the name. `parent` names the
@@ -135,7 +127,6 @@ class BlockPool:
         else:
             block, _ = self._cached.popitem(last=False)
             self._take_name(block)
-            self.evicted_blocks += 1
         self._references[block] = 1
         return block
 

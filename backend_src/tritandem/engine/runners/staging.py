@@ -81,9 +81,6 @@ class Counters:
 
     transfers: dict[Route, int]
     num_bytes: dict[Route, int]
-    arrays: int = 0  # arrays merged into the staged copies
-    waits: int = 0  # times that no slot was free and the host had to wait
-    grown: int = 0  # slots allocated beyond the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,6 @@ class StagingPool:
         num_words = sum(len(array) for array in arrays)
         slot = self._take(num_words * 4)
         np.concatenate(arrays, out=slot.words[:num_words], casting="no")
-        self.counters.arrays += len(arrays)
         return Packed(slot, num_words)
 
     def copy(self, packed: Packed) -> None:
@@ -163,9 +159,7 @@ class StagingPool:
                 slot.in_flight = False
                 return free.pop(index)
         if len(free) < self._max_slots:
-            self.counters.grown += 1
             return self._new_slot(size)
-        self.counters.waits += 1
         oldest = free.pop(0)
         oldest.read.synchronize()
         oldest.in_flight = False

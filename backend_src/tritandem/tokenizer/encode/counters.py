@@ -29,20 +29,16 @@ class Counters:
         self.add("queue_size")
 
     def refused(self) -> None:
-        with self._lock:
-            self._sums["queue_size"] -= 1
-            self._sums["refused"] += 1
+        self.add("queue_size", -1)
 
     def encoded(self, result: Encoded) -> None:
         with self._lock:
             self._sums["queue_size"] -= 1
-            self._sums["queue_ns"] += result.queue_ns
-            self._sums["encode_ns"] += result.encode_ns
             self._texts[result.engine] += 1
             self._tokens[result.engine] += len(result.ids)
 
     def snapshot(self, **others: int | bool) -> TokenizerStats:
-        """The counters now, together with what only their owners know (`fast_enabled`, cache sizes)."""
+        """The counters now, together with what only their owners know (`fast_enabled`, lookups in the cache)."""
         with self._lock:
             known: dict[str, Any] = {**self._sums, **others}
             return TokenizerStats(texts=dict(self._texts), tokens=dict(self._tokens), **known)

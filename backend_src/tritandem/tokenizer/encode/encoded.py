@@ -35,21 +35,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerStats:
-    """Counters since start-up, except `queue_size`, `fast_enabled` and the cache's sizes, which are the present."""
+    """Counters since start-up, except `queue_size` and `fast_enabled`, which are the present."""
 
     queue_size: int = 0  # texts submitted and not yet encoded
     fast_enabled: bool = False
     texts: dict[str, int] = field(default_factory=dict)  # by engine
     tokens: dict[str, int] = field(default_factory=dict)  # by engine
-    refused: int = 0
-    queue_ns: int = 0
-    encode_ns: int = 0
-    fast_vetoes: int = 0  # texts known to differ, sent to the slow path
-    fast_errors: int = 0  # texts the fast engine refused
-    shadow_checks: int = 0
     shadow_mismatches: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
-    cache_evictions: int = 0
-    cache_entries: int = 0
-    cache_bytes: int = 0

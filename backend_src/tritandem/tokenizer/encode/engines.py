@@ -33,7 +33,6 @@ class Engines:
 
     def __init__(self, source: TokenizerSource, config: TokenizerConfig, counters: Counters) -> None:
         self.reference = source.new_tokenizer()
-        self._counters = counters
         self._whole = WholeEncoder(self.reference)
         control = control_tokens(source)
         self._plain = PlainEncoder(source, control)
@@ -98,14 +97,10 @@ class Engines:
         if fast is None or shadow is None or not fast.enabled:
             return None
         if any(fast.vetoes(text) for text in texts):
-            if len(texts) == 1:
-                self._counters.add("fast_vetoes")
             return None
         try:
             batch = fast.encode_batch(texts, add_special_tokens)
         except Exception:  # a refusal is loud and concerns these texts only
-            if len(texts) == 1:
-                self._counters.add("fast_errors")
             return None
         for text, ids in zip(texts, batch, strict=True):
             shadow.offer(text, add_special_tokens, ids)

@@ -38,7 +38,7 @@ class PrefixCache:
         self._entries: OrderedDict[bytes, Int32Array] = OrderedDict()
         self._lock = threading.Lock()
         self._bytes = 0
-        self.hits = self.misses = self.evictions = 0
+        self.hits = self.misses = 0
 
     def partings(self, text: str) -> list[int]:
         """Where `text` may be parted, ascending; beginnings too short to pay are left out."""
@@ -74,18 +74,11 @@ class PrefixCache:
             while self._bytes > self._max_bytes:
                 _, dropped = self._entries.popitem(last=False)
                 self._bytes -= dropped.nbytes + ENTRY_OVERHEAD_BYTES
-                self.evictions += 1
 
     def present(self) -> dict[str, int]:
-        """Sizes and counts, by the names of TokenizerStats."""
+        """Counts since the start, by the names of TokenizerStats."""
         with self._lock:
-            return {
-                "cache_hits": self.hits,
-                "cache_misses": self.misses,
-                "cache_evictions": self.evictions,
-                "cache_entries": len(self._entries),
-                "cache_bytes": self._bytes,
-            }
+            return {"cache_hits": self.hits, "cache_misses": self.misses}
 
 
 def keys_of(text: str, partings: Sequence[int]) -> list[tuple[int, bytes]]:

@@ -25,11 +25,6 @@ def encode_threads(configured: int, cores: int) -> int:
     return configured if configured > 0 else max(1, min(cores, 8))
 
 
-def tokenizer_instances(cores: int) -> int:
-    """Tokenizer processes worth starting: one encodes 30 million tokens a second; a second helps from 8 cores on."""
-    return max(1, min(4, cores // 8))
-
-
 def use_own_threads_only() -> None:
     """Keep both engines from starting pools, unless the environment already says what they should do.
 

@@ -46,7 +46,6 @@ class TokenizerSource:
     spec: dict[str, Any]  # json_text, parsed
     renderer: Any
     end_ids: tuple[int, ...]
-    bos_id: int | None
     clean_up_spaces: bool
     spellings: dict[int, str]  # the vocabulary by id, the added tokens among them
     vocab_size: int  # one more than the largest id
@@ -107,7 +106,6 @@ def read_source(path: Path) -> TokenizerSource:
         spec=spec,
         renderer=renderer,
         end_ids=end_token_ids(header) or folder.end_ids(renderer.eos_token_id),
-        bos_id=renderer.bos_token_id,
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
         spellings=spellings,
         vocab_size=max(spellings, default=-1) + 1,

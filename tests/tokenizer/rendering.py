@@ -1,0 +1,23 @@
+"""What the tests ask of a tokenizer that no server does: the text of a chat, and which ids are control tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tritandem.tokenizer import TextTokenizer
+
+
+def render_chat(
+    tokenizer: TextTokenizer,
+    messages: Sequence[dict[str, Any]],
+    add_generation_prompt: bool = True,
+    tools: Sequence[dict[str, Any]] | None = None,
+    **variables: Any,
+) -> str:
+    """Raises InvalidRequest naming the message that is wrong."""
+    return tokenizer._chat.render(messages, add_generation_prompt, tools, variables)
+
+
+def special_ids(tokenizer: TextTokenizer) -> set[int]:
+    return {token.id for token in tokenizer._source.added_tokens if token.special}
