@@ -1,8 +1,8 @@
 """The engine's core: carries out the batcher's decisions and applies what the runner found.
 
-Owns the sequences; where they live is `residency.py`'s. One thread calls everything here. A round is plan -> launch ->
-collect -> apply; with launch-ahead, results come some rounds after their launch. Knows nothing about
-mailboxes, text or the device.
+Keep this file minimal: every step passes through it. Owns the sequences; where they live is `residency.py`'s. One
+thread calls everything here. A round is plan -> launch -> collect -> apply; with launch-ahead, results come some
+rounds after their launch. Knows nothing about mailboxes, text or the device.
 """
 
 from __future__ import annotations

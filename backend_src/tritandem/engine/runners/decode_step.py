@@ -1,7 +1,8 @@
 """One decode step on CUDA as a fixed sequence of launches: slots -> model -> sample -> slots -> report ring.
 
-Owns the step's input rows, its scratch tensors and the report ring. Everything is of fixed shape for a batch
-size and set of sampling features, so that `graphs.py` can capture it. Core thread, current stream.
+Keep this file minimal: every token passes through it. Owns the step's input rows, its scratch tensors and the report
+ring. Everything is of fixed shape for a batch size and set of sampling features, so that `graphs.py` can capture it.
+Core thread, current stream.
 """
 
 from __future__ import annotations
