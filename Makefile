@@ -3,6 +3,7 @@
 #   make serve    set up and serve until Ctrl-C            (ARGS="--http-port 9000 ..." are handed on)
 #   make test     every test but those that need a GPU     (ARGS="-k claim" are handed on)
 #   make lint     ruff and mypy
+#   make docs     the pages of docs/ into build/docs, with every link checked
 #   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
 #   make audit    known vulnerabilities of the pinned packages; needs the network, fails when a package cannot be looked up
 #   make soak     twice the sustainable load for SOAK_SECONDS with everything that goes wrong; the last line is JSON
@@ -20,7 +21,7 @@ IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # pytest's exit code 5: what ARGS select may be in one half of the tests alone.
 UNLESS_NONE = $(if $(strip $(ARGS)),|| test $$? -eq 5)
 
-.PHONY: demo serve test lint fuzz soak audit clean setup model
+.PHONY: demo serve test lint docs fuzz soak audit clean setup model
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -48,6 +49,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m tritandem_bench.fuzz.tokenizer --texts $(FUZZ_TEXTS) $(ARGS)

@@ -5,23 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from tritandem.contracts.errors import Outcome
 from tritandem.telemetry.families import FAMILIES
-from tritandem.triton_io.request import schema
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-
-
-@pytest.mark.parametrize("tensors", [schema.INPUTS, schema.OUTPUTS], ids=["inputs", "outputs"])
-def test_the_tensor_tables_are_the_schema(tensors: tuple[schema.PublicTensor, ...]) -> None:
-    assert "\n".join(schema.markdown_table(tensors)) in README
-
-
-def test_every_request_parameter_is_documented_with_the_schemas_words() -> None:
-    for name, meaning in schema.PARAMETERS.items():
-        assert f"| `{name}` | {meaning} |" in README
 
 
 def test_every_outcome_is_named() -> None:

@@ -13,7 +13,7 @@ import time
 SUPPORTED = ((3, 10), (3, 11), (3, 12))
 # Machines bring any pip: editable installs need 21.3, and only a pinned one resolves alike everywhere.
 TOOLS = ("pip==26.3", "setuptools==84.2.1")
-PACKAGES = ("-e", "client", "-e", "loadtest", "-e", "bench", "-e", ".[triton,fast,gpu,tracing,loadtest,test]")
+PACKAGES = ("-e", "client", "-e", "loadtest", "-e", "bench", "-e", ".[triton,fast,gpu,tracing,loadtest,test,docs]")
 HEARTBEAT_S = 15.0
 TRIES = 3
 

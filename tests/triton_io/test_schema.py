@@ -7,7 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pytest
 from google.protobuf import text_format
 from tritandem.contracts.answers import Stamps
 from tritandem.contracts.fields import SamplingParams
@@ -93,10 +92,3 @@ def test_every_sampling_input_is_a_sampling_parameter() -> None:
 
 def test_the_stamps_tensor_holds_every_stamp() -> None:
     assert len(fields(Stamps)) == schema.STAMP_COUNT
-
-
-@pytest.mark.parametrize("tensors", [schema.INPUTS, schema.OUTPUTS])
-def test_the_readme_table_has_one_row_a_tensor(tensors: tuple[schema.PublicTensor, ...]) -> None:
-    lines = list(schema.markdown_table(tensors))
-    assert len(lines) == len(tensors) + 2
-    assert all(line.count("|") == 7 for line in lines)

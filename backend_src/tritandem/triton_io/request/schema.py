@@ -1,4 +1,4 @@
-"""The public tensors: one table from which decoding, the README's table and the configuration test derive.
+"""The public tensors: one table from which decoding, docs/tensors.md and the configuration test derive.
 
 Owns names, dtypes, shapes, defaults and ranges of everything a client may send to `ensemble` or `scheduler`
 and get back. The names are the union of what clients of the TensorRT-LLM ensemble and of Triton's vLLM
@@ -7,7 +7,7 @@ backend send. Knows nothing about how a value is used. No thread, no Triton impo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...contracts.fields import FIELDS, MAX_BAD_WORDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
@@ -159,12 +159,3 @@ def by_name(tensors: Iterable[PublicTensor]) -> dict[str, PublicTensor]:
 
 
 INPUT_OF_NAME = by_name(INPUTS)
-
-
-def markdown_table(tensors: Iterable[PublicTensor]) -> Iterator[str]:
-    """The lines of the README's table."""
-    yield "| name | type | shape | default | allowed | meaning |"
-    yield "|---|---|---|---|---|---|"
-    for t in tensors:
-        shape = ", ".join("n" if d == -1 else str(d) for d in t.dims)
-        yield f"| `{t.name}` | {t.dtype} | [{shape}] | {t.default or '-'} | {t.allowed or '-'} | {t.doc} |"

@@ -1,0 +1,3 @@
+from .generated import write_pages
+
+write_pages()
