@@ -1,4 +1,4 @@
-"""Every setting, parsed once at the edge into frozen dataclasses with units in the names.
+"""Every setting, parsed once at the edge into frozen dataclasses; a field says itself what is allowed and meant.
 
 Tier 0. A configuration is one TOML file with the tables [engine], [scheduler], [tokenizer], [telemetry], [placement],
 [watch]; unknown keys are refused. Inside Triton the file's path comes from the environment variable TRITANDEM_CONFIG
@@ -37,166 +37,33 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """The engine on one device. Sizes of 0 mean: derive from what the device has."""
+class Setting:
+    """What a field says of itself: its meaning, and what is allowed: both ends of numbers, choices or form of texts."""
 
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    dtype: str = "auto"  # auto: bfloat16 on CUDA, float32 on CPU
-    block_tokens: int = 16
-    num_blocks: int = 0  # 0: from kv_memory_fraction (CUDA) or cpu_kv_bytes (CPU)
-    kv_memory_fraction: float = 0.9  # of the device memory left after weights and graphs
-    cpu_kv_bytes: int = 1 << 30
-    max_sequences: int = 0  # slots; 0: 256 on CUDA, 16 on CPU
-    max_context_tokens: int = 0  # 0: the model's own limit, or less where KV memory is short
-    prefill_tokens_per_step: int = 0  # chunk budget; 0: 8192 on CUDA, 256 on CPU
-    interleaved_prefill_tokens: int = 0  # the same while sequences decode; 0: 2048 on CUDA, no less on CPU
-    prefix_cache: bool = True
-    attention: str = "auto"  # auto | dense | paged
-    cuda_graphs: bool = True
-    graph_capture: str = (
-        "start"  # start: all sizes, measured; lazy: each on its first use, which pauses running streams
-    )
-    compile: bool = True
-    launch_ahead_steps: int = 3  # replays launched before their tokens are read (CUDA only)
-    stream_idle_s: float = 1.0  # the token stream ends after this long without live sequences
-    random_weights: bool = False  # for benchmarks: weights from the config alone
-    random_weights_seed: int = 0
-    threads: int = 0  # torch intra-op threads; 0: what the machine has left
+    doc: str
+    low: float = 0
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    has_form: Callable[[str], bool] | None = None
+    form: str = ""  # in words
+
+    @property
+    def allowed(self) -> str:
+        """In the words of an error and of the documentation."""
+        span = f"{self.low:.15g} or more" if self.high == math.inf else f"{self.low:.15g} to {self.high:.15g}"
+        return self.form or ", ".join(self.choices) or span
+
+    def allows(self, value: object) -> bool:
+        """Whether a value of the right type is within what is allowed."""
+        if isinstance(value, str):
+            return self.has_form(value) if self.has_form else not self.choices or value in self.choices
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        return self.low <= value <= self.high and math.isfinite(value)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Admission, order and delivery."""
-
-    max_queued_requests: int = 4096  # and before them as many texts that wait for the tokenizer
-    max_queued_tokens: int = 4_000_000  # prompt + output budget over all queued requests
-    default_max_tokens: int = 256
-    default_priority: str = "normal"  # interactive | normal | batch
-    ageing_s: float = 10.0  # waiting this long lifts a request by one priority class
-    default_deadline_s: float = 0.0  # 0: none
-    # No request takes longer, waiting included (0: none): Triton does not always say that a client has gone. Half an
-    # hour is 36,000 tokens at `target_inter_token_s`.
-    max_request_s: float = 1800.0
-    reserve_for_higher_classes: bool = True  # a lower class leaves as many places as higher ones have lately used
-    fair_share: bool = True  # tenants share by served tokens
-    prefix_affinity: bool = True
-    prefix_cache_scope: str = "tenant"  # tenant: nobody learns from `cached_tokens` what another sent | shared
-    dynamic_batch: bool = True
-    target_inter_token_s: float = 0.05
-    tick_s: float = 0.001  # requests that arrive within one tick travel in one submit
-    sender_threads: int = 2
-    max_buffered_chars: int = 1 << 20  # of one slow client; beyond it the request ends as FAILED
-    cancel_poll_s: float = 0.1
-    cancel_poll_share: float = 0.02  # of one core; with many streams it makes the poll interval longer
-    drain_timeout_s: float = 30.0
-    engine_silence_s: float = 1.0  # an engine that says nothing for so long is asked whether it lives
-    engine_answer_s: float = 3.0  # a call unanswered for so long takes the engine out
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerConfig:
-    """Text to ids and back."""
-
-    fast: bool = True  # use fastokens when installed and proven equal
-    shadow_check_rate: float = 0.001  # share of fast-path requests that are checked again
-    piece_chars: int = 2048  # slow path: size of the pieces between safe cuts
-    inline_chars: int = 16384  # shorter texts are encoded in the calling thread
-    prefix_cache_bytes: int = 64 << 20
-    prefix_cache: bool = True
-    escape_special_tokens_in_chat: bool = True  # a user cannot inject control tokens through a message
-    threads: int = 0  # for long texts; 0: from the cores of this process
-
-
-@dataclass(frozen=True, slots=True)
-class TelemetryConfig:
-    """What is measured and where it is shown."""
-
-    metrics: bool = True  # custom metrics on Triton's /metrics
-    metrics_period_s: float = 2.0
-    request_log: bool = True  # one JSON line per finished request in Triton's log
-    traces_url: str = ""  # OpenTelemetry spans go here over OTLP/HTTP: http://collector:4318/v1/traces; "": none
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementConfig:
-    """Which CPUs each component runs on. Lists are the kernel's: "2-5,8"; an empty one leaves a component unpinned."""
-
-    policy: str = "auto"  # auto: from the machine | explicit: the lists below | off
-    engine: str = ""  # the engine's process
-    engine_host: str = ""  # its thread that launches steps (CUDA only); "": with the engine
-    scheduler: str = ""
-    tokenizer: str = ""
-    server: str = ""  # Triton's own threads
-
-
-@dataclass(frozen=True, slots=True)
-class WatchConfig:
-    """When a process of the server counts as hung; `tritandem serve` kills it then and starts the server afresh. Time
-    in which it waited for a core does not count, but for `stopped_s`."""
-
-    stopped_s: float = 2.0  # stopped by a signal
-    silent_s: float = 15.0  # no heartbeat: the interpreter is held, or the machine has stopped giving it memory
-    call_s: float = 30.0  # one call of Triton's, one round of the scheduling thread, one response on its way to Triton
-    step_s: float = 120.0  # one step on the device; may hold a compilation, and on a CPU a whole prefill chunk
-    load_s: float = 120.0  # the start of the tokenizer or the scheduler, which takes 2 to 20
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
-    watch: WatchConfig = field(default_factory=WatchConfig)
-
-
-_RANGES: Mapping[type, Mapping[str, tuple[float, float]]] = {  # both ends allowed; others: 0 or more
-    EngineConfig: {
-        "block_tokens": (1, 1024),
-        "kv_memory_fraction": (0.01, 1.0),
-        "cpu_kv_bytes": (1 << 20, math.inf),
-        "max_sequences": (0, 4096),
-        "launch_ahead_steps": (0, 16),
-        "stream_idle_s": (0.01, 3600.0),
-        "threads": (0, 1024),
-    },
-    SchedulerConfig: {
-        "max_queued_requests": (1, math.inf),
-        "max_queued_tokens": (1, math.inf),
-        "default_max_tokens": (1, math.inf),
-        "ageing_s": (0.001, math.inf),
-        "target_inter_token_s": (0.0001, math.inf),
-        "tick_s": (0.0, 1.0),
-        "sender_threads": (1, 64),
-        "max_buffered_chars": (1, math.inf),
-        "cancel_poll_s": (0.01, 60.0),
-        "cancel_poll_share": (0.0001, 1.0),
-        "engine_silence_s": (0.05, 3600.0),
-        "engine_answer_s": (0.05, 3600.0),
-    },
-    TokenizerConfig: {"shadow_check_rate": (0.0, 1.0), "piece_chars": (16, 1 << 24), "threads": (0, 1024)},
-    TelemetryConfig: {"metrics_period_s": (0.1, 3600.0)},
-    WatchConfig: {
-        "stopped_s": (0.5, 86_400.0),
-        "silent_s": (3.0, 86_400.0),
-        "call_s": (5.0, 86_400.0),
-        "step_s": (5.0, 86_400.0),
-        "load_s": (5.0, 86_400.0),
-    },
-}
-_CHOICES: Mapping[type, Mapping[str, tuple[str, ...]]] = {
-    EngineConfig: {
-        "attention": ("auto", "dense", "paged"),
-        "dtype": ("auto", "bfloat16", "float16", "float32"),
-        "graph_capture": ("start", "lazy"),
-    },
-    SchedulerConfig: {
-        "default_priority": ("interactive", "normal", "batch"),
-        "prefix_cache_scope": ("tenant", "shared"),
-    },
-    PlacementConfig: {"policy": ("auto", "explicit", "off")},
-}
+def _setting(default: Any, doc: str, low: float = 0, high: float = math.inf, **more: Any) -> Any:
+    return field(default=default, metadata={"setting": Setting(doc, low, high, **more)})
 
 
 def is_device(text: str) -> bool:
@@ -216,32 +83,184 @@ def is_traces_url(text: str) -> bool:
 
 
 DEVICE_FORMS = "auto, cpu, cuda, cuda:N"
-# Texts of some form: what tells it, and the form in words.
-_FORMS: Mapping[type, Mapping[str, tuple[Callable[[str], bool], str]]] = {
-    EngineConfig: {"device": (is_device, DEVICE_FORMS)},
-    TelemetryConfig: {"traces_url": (is_traces_url, 'http://HOST:PORT/PATH, https://..., or "" for none')},
-}
+_URL_FORMS = 'http://HOST:PORT/PATH, https://..., or "" for none'
+_DAY_S, _HOUR_S = 86_400.0, 3600.0
 
 
-def _disallowed(cls: type, key: str, value: object) -> str | None:
-    """What is allowed, in words, when `value` is not."""
-    if isinstance(value, str):
-        has_form, form = _FORMS.get(cls, {}).get(key, (None, ""))
-        if has_form is not None:
-            return None if has_form(value) else form
-        choices = _CHOICES.get(cls, {}).get(key)
-        return None if choices is None or value in choices else ", ".join(choices)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    low, high = _RANGES.get(cls, {}).get(key, (0, math.inf))
-    if low <= value <= high and math.isfinite(value):
-        return None
-    return f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The engine on one device. Sizes of 0 mean: derive from what the device has."""
+
+    device: str = _setting("auto", "auto: a GPU where there is one", has_form=is_device, form=DEVICE_FORMS)
+    dtype: str = _setting(
+        "auto", "auto: bfloat16 on CUDA, float32 on a CPU", choices=("auto", "bfloat16", "float16", "float32")
+    )
+    block_tokens: int = _setting(16, "tokens of one KV block", 1, 1024)
+    num_blocks: int = _setting(0, "KV blocks; 0: as many as kv_memory_fraction (CUDA) or cpu_kv_bytes (CPU) hold")
+    kv_memory_fraction: float = _setting(
+        0.9, "share of the device memory left after weights and graphs that the KV cache gets (CUDA)", 0.01, 1.0
+    )
+    cpu_kv_bytes: int = _setting(1 << 30, "size of the KV cache on a CPU", 1 << 20)
+    max_sequences: int = _setting(0, "sequences that run at once; 0: 256 on CUDA, 16 on a CPU", 0, 4096)
+    max_context_tokens: int = _setting(
+        0, "prompt and answer together; 0: the model's own limit, less where KV memory is short"
+    )
+    prefill_tokens_per_step: int = _setting(0, "prompt tokens of one step; 0: 8192 on CUDA, 256 on a CPU")
+    interleaved_prefill_tokens: int = _setting(0, "the same while sequences decode; 0: 2048 on CUDA, no less on a CPU")
+    prefix_cache: bool = _setting(True, "KV blocks of prompts are kept for later requests that begin alike")
+    attention: str = _setting("auto", "auto: paged where its kernels run", choices=("auto", "dense", "paged"))
+    cuda_graphs: bool = _setting(True, "steps are replayed as CUDA Graphs")
+    graph_capture: str = _setting(
+        "start",
+        "start: all sizes, measured; lazy: each on its first use, which pauses running streams",
+        choices=("start", "lazy"),
+    )
+    compile: bool = _setting(True, "models of known form run on fused kernels; false: on transformers' own code")
+    launch_ahead_steps: int = _setting(3, "replays launched before their tokens are read (CUDA only)", 0, 16)
+    stream_idle_s: float = _setting(1.0, "the call that carries tokens ends so long after the last one", 0.01, _HOUR_S)
+    random_weights: bool = _setting(False, "for benchmarks: weights from config.json alone")
+    random_weights_seed: int = _setting(0, "seed of those weights")
+    threads: int = _setting(0, "threads that torch computes with; 0: what the machine has left", 0, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Admission, order and delivery."""
+
+    max_queued_requests: int = _setting(
+        4096, "requests that wait for an engine; before them as many texts may wait for the tokenizer", 1
+    )
+    max_queued_tokens: int = _setting(4_000_000, "prompt tokens and output budget over all requests that wait", 1)
+    default_max_tokens: int = _setting(256, "budget of an answer whose request names none", 1)
+    default_priority: str = _setting(
+        "normal", "class of a request that names none", choices=("interactive", "normal", "batch")
+    )
+    ageing_s: float = _setting(10.0, "waiting this long lifts a request by one priority class", 0.001)
+    default_deadline_s: float = _setting(0.0, "deadline of a request that names none, from its arrival; 0: none")
+    # Triton does not always say that a client has gone. Half an hour is 36,000 tokens at `target_inter_token_s`.
+    max_request_s: float = _setting(1800.0, "no request takes longer, waiting included; 0: without end")
+    reserve_for_higher_classes: bool = _setting(
+        True, "a lower class leaves as many places as higher ones have lately used"
+    )
+    fair_share: bool = _setting(True, "tenants share by served tokens")
+    prefix_affinity: bool = _setting(True, "a request goes to the engine that has its beginning in the prefix cache")
+    prefix_cache_scope: str = _setting(
+        "tenant",
+        "tenant: nobody learns from `cached_tokens` what another sent; shared: by all",
+        choices=("tenant", "shared"),
+    )
+    dynamic_batch: bool = _setting(True, "the number of sequences follows the measured step time")
+    target_inter_token_s: float = _setting(0.05, "inter-token latency that dynamic_batch aims at", 0.0001)
+    tick_s: float = _setting(0.001, "requests that arrive within one tick travel in one submit", 0.0, 1.0)
+    sender_threads: int = _setting(2, "threads that hand responses to Triton", 1, 64)
+    max_buffered_chars: int = _setting(
+        1 << 20, "unread text of one slow client; beyond it the request ends as FAILED", 1
+    )
+    cancel_poll_s: float = _setting(0.1, "time between two looks at whether a client has gone", 0.01, 60.0)
+    cancel_poll_share: float = _setting(
+        0.02, "share of one core for those looks; with many streams it makes them rarer", 0.0001, 1.0
+    )
+    drain_timeout_s: float = _setting(30.0, "running requests get this long when the server is told to stop")
+    engine_silence_s: float = _setting(
+        1.0, "an engine that says nothing for so long is asked whether it lives", 0.05, _HOUR_S
+    )
+    engine_answer_s: float = _setting(3.0, "a call unanswered for so long takes the engine out", 0.05, _HOUR_S)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """Text to ids and back."""
+
+    fast: bool = _setting(True, "use fastokens when installed and proven equal")
+    shadow_check_rate: float = _setting(
+        0.001, "share of fast-path requests that are encoded again the slow way and compared", 0.0, 1.0
+    )
+    piece_chars: int = _setting(2048, "slow path: size of the pieces between the safe cuts of a long text", 16, 1 << 24)
+    inline_chars: int = _setting(16384, "shorter texts are encoded in the calling thread")
+    prefix_cache_bytes: int = _setting(64 << 20, "memory for beginnings of texts and their ids")
+    prefix_cache: bool = _setting(True, "a text that begins like an earlier one is encoded from there on")
+    escape_special_tokens_in_chat: bool = _setting(True, "a user cannot inject control tokens through a message")
+    threads: int = _setting(0, "threads that share a long text; 0: from the cores of the process", 0, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """What is measured and where it is shown."""
+
+    metrics: bool = _setting(True, "the families `tritandem_*` on Triton's /metrics")
+    metrics_period_s: float = _setting(2.0, "time between two publications of them", 0.1, _HOUR_S)
+    request_log: bool = _setting(True, "one JSON line per finished request in Triton's log")
+    traces_url: str = _setting(
+        "", "OpenTelemetry spans go here over OTLP/HTTP", has_form=is_traces_url, form=_URL_FORMS
+    )
+
+
+def _cpus(doc: str) -> Any:
+    return _setting("", doc, form="a list of CPUs")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which CPUs each component runs on. Lists are the kernel's: "2-5,8"; an empty one leaves a component unpinned."""
+
+    policy: str = _setting(
+        "auto", "auto: from the machine; explicit: the lists below", choices=("auto", "explicit", "off")
+    )
+    engine: str = _cpus("the engine's process")
+    engine_host: str = _cpus('its thread that launches steps (CUDA only); "": with the engine')
+    scheduler: str = _cpus("the scheduler's process")
+    tokenizer: str = _cpus("the tokenizer's processes")
+    server: str = _cpus("Triton's own threads")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """When a process of the server counts as hung; `tritandem serve` kills it then and starts the server afresh. Time
+    in which it waited for a core does not count, but for `stopped_s`."""
+
+    stopped_s: float = _setting(2.0, "the process is stopped by a signal for so long", 0.5, _DAY_S)
+    silent_s: float = _setting(
+        15.0,
+        "no heartbeat for so long: the interpreter is held, or the machine has stopped giving it memory",
+        3.0,
+        _DAY_S,
+    )
+    call_s: float = _setting(
+        30.0,
+        "at most for one call of Triton's, one round of the scheduling thread, one response on its way to Triton",
+        5.0,
+        _DAY_S,
+    )
+    step_s: float = _setting(
+        120.0,
+        "at most for one step on the device; it may hold a compilation, and on a CPU a whole prefill chunk",
+        5.0,
+        _DAY_S,
+    )
+    load_s: float = _setting(
+        120.0, "at most for the start of the tokenizer or the scheduler, which takes 2 to 20 s", 5.0, _DAY_S
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
+
+
+def settings_of(table: type) -> dict[str, Setting]:
+    """By key, in the order of the table; fields that are tables themselves are left out."""
+    return {f.name: f.metadata["setting"] for f in dataclasses.fields(table) if "setting" in f.metadata}
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build the dataclass `cls` from `values`. Raises ConfigError for a bad key, type or value."""
     hints = typing.get_type_hints(cls)
+    settings = settings_of(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ConfigError(f"{where}.{unknown[0]}: unknown key; known keys: {', '.join(sorted(hints))}")
@@ -257,8 +276,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
             value = float(value)
         if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
             raise ConfigError(f"{where}.{key}: given {value!r}, allowed: a value of type {hint.__name__}")
-        if (allowed := _disallowed(cls, key, value)) is not None:
-            raise ConfigError(f"{where}.{key}: given {value!r}, allowed: {allowed}")
+        if not settings[key].allows(value):
+            raise ConfigError(f"{where}.{key}: given {value!r}, allowed: {settings[key].allowed}")
         built[key] = value
     return cls(**built)
 

@@ -203,7 +203,6 @@ def test_off_leaves_everything_to_the_kernel(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (PlacementConfig("everywhere"), "placement.policy: given 'everywhere', allowed: auto, explicit, off"),
         (PlacementConfig("auto", engine="1"), "placement.engine: given '1', allowed: a list only with policy"),
         (PlacementConfig("explicit", scheduler="1-x"), "placement.scheduler: given '1-x', allowed: a list of CPUs"),
         (PlacementConfig("explicit", server="1,16"), "placement.server: given '1,16', allowed: CPUs among 0-15"),

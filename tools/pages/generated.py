@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from tritandem.cli import serve
+from tritandem.config import Config, Setting, settings_of
 from tritandem.triton_io.request import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -35,10 +39,55 @@ def request_parameters() -> str:
     return table(("request parameter", "meaning"), rows)
 
 
+def settings() -> str:
+    """A section for each table of the configuration."""
+    parts: list[str] = []
+    for section in dataclasses.fields(Config):
+        values = getattr(Config(), section.name)
+        rows = [cells_of(key, getattr(values, key), setting) for key, setting in settings_of(type(values)).items()]
+        about = " ".join(str(type(values).__doc__).split())
+        parts += [f"## [{section.name}]", about, table(("key", "unit", "default", "allowed", "meaning"), rows)]
+    return "\n\n".join(parts)
+
+
+def unit(key: str) -> str:
+    """What its name says that a number counts."""
+    words = {"s": "seconds", "fraction": "share", "rate": "share", "share": "share", "chars": "characters"}
+    counted = ("tokens", "blocks", "bytes", "sequences", "steps", "threads", "requests")
+    known = words | {word: word for word in counted}
+    return next((known[word] for word in reversed(key.split("_")) if word in known), "")
+
+
+def cells_of(key: str, default: object, setting: Setting) -> tuple[str, ...]:
+    """Of one row."""
+    if isinstance(default, bool):
+        return f"`{key}`", "", f"`{str(default).lower()}`", "true, false", setting.doc
+    if isinstance(default, str):
+        return f"`{key}`", "", f'`"{default}"`', setting.allowed, setting.doc
+    readable = f" ({default >> 20} MiB)" if isinstance(default, int) and unit(key) == "bytes" else ""
+    return f"`{key}`", unit(key), f"`{default}`{readable}", setting.allowed, setting.doc
+
+
+def serve_flags() -> str:
+    """Flags of `tritandem serve`, in the order and words of its --help."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    serve.add_parser(commands)
+    parser = commands.choices["serve"]
+    formatter = parser._get_formatter()
+    rows = [
+        (f"`{formatter._format_action_invocation(flag)}`", formatter._expand_help(flag))
+        for flag in parser._actions
+        if flag.dest != "help"
+    ]
+    return table(("flag", "meaning"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "input-tensors": lambda: tensors(schema.INPUTS),
     "output-tensors": lambda: tensors(schema.OUTPUTS),
     "request-parameters": request_parameters,
+    "settings": settings,
+    "serve-flags": serve_flags,
 }
 
 

@@ -23,12 +23,17 @@ def add_parser(subparsers: Any) -> None:
     )
     add_server_flags(parser)
     parser.add_argument(
-        "--ready-timeout-s", type=seconds, default=600.0, help="for loading the model (default: %(default)s)"
+        "--ready-timeout-s",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long loading the model may take (default: %(default)s)",
     )
     parser.add_argument(
         "--max-restarts",
         type=_restarts,
-        help="in a row, when a server dies that has been ready (default: no limit; the pauses grow up to 30 s)",
+        metavar="N",
+        help="starts in a row after a server that has been ready dies (default: no limit; the pauses grow up to 30 s)",
     )
     parser.add_argument(
         "--no-restart", dest="max_restarts", action="store_const", const=0, help="same as --max-restarts 0"

@@ -31,10 +31,16 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=os.environ.get(CONFIG_ENV) or None,
         metavar="FILE",
-        help=f"TOML with the tables [engine], [scheduler], [tokenizer] (default: ${CONFIG_ENV}, or none)",
+        help=f"TOML with the tables of docs/settings.md (default: ${CONFIG_ENV}, or none)",
     )
     add("--model-repository", type=Path, metavar="DIR", help="what Triton loads (default: the project's own)")
-    add("--tokenizer-instances", type=_count, default=0, metavar="N", help="default: what the repository says")
+    add(
+        "--tokenizer-instances",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="processes that tokenize (default: as many as the model repository says)",
+    )
     add(
         "--devices",
         type=_devices,
@@ -43,13 +49,15 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="an engine on each of these, e.g. cuda:0,cuda:1 (default: one engine, on the device of the configuration)",
     )
     add("--host", default=defaults.host, help="address to listen on (default: %(default)s, this machine only)")
-    add("--http-port", type=_port, default=defaults.http_port, help="default: %(default)s")
-    add("--grpc-port", type=_port, default=defaults.grpc_port, help="default: %(default)s")
-    add("--metrics-port", type=_port, default=defaults.metrics_port, help="default: %(default)s")
+    ports = {"HTTP": defaults.http_port, "gRPC": defaults.grpc_port, "metrics": defaults.metrics_port}
+    for name, port in ports.items():
+        flag = f"--{name.lower()}-port"
+        add(flag, type=_port, default=port, metavar="PORT", help=f"where {name} is served (default: %(default)s)")
     add(
         "--drain-timeout-s",
         type=seconds,
         default=defaults.drain_timeout_s,
+        metavar="SECONDS",
         help="how long running requests may take once a stop was asked for (default: %(default)s)",
     )
     add(

@@ -23,7 +23,6 @@ from ..machine.cpu_list import format_cpus, parse_cpus
 from ..machine.topology import Cpu, Gpu, Topology, usable_cores
 
 ENGINE, ENGINE_HOST, SCHEDULER, TOKENIZER, SERVER = "engine", "engine_host", "scheduler", "tokenizer", "server"
-POLICIES = ("auto", "explicit", "off")
 COMPONENTS = (ENGINE, ENGINE_HOST, SCHEDULER, TOKENIZER, SERVER)
 # Fewer cores a GPU than these are shared by all components.
 DEDICATED_CORES = 8
@@ -70,8 +69,6 @@ class Plan:
 def make_plan(topology: Topology, config: PlacementConfig, gpu: Gpu | None = None, on_gpu: bool = False) -> Plan:
     """Raises ConfigError for CPUs that do not exist here. `gpu` is None when it is unknown or the engine computes on
     the CPU; `on_gpu` tells the two apart."""
-    if config.policy not in POLICIES:
-        raise ConfigError(f"placement.policy: given {config.policy!r}, allowed: {', '.join(POLICIES)}")
     if config.policy == "explicit":
         return _explicit(topology, config, on_gpu)
     for name in COMPONENTS:
