@@ -54,7 +54,7 @@ docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
 
 fuzz: $(STAMP)
-	@$(BIN)/python -m tritandem_bench.fuzz.tokenizer --texts $(FUZZ_TEXTS) $(ARGS)
+	@$(BIN)/python -m tests.fuzz --texts $(FUZZ_TEXTS) $(ARGS)
 
 # An environment of its own: what audits must not be among what is audited.
 audit: $(STAMP)
@@ -63,7 +63,7 @@ audit: $(STAMP)
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt $(ARGS)
 
 soak: model
-	@$(BIN)/python -m tritandem_bench.soak.run --seconds $(SOAK_SECONDS) $(ARGS)
+	@$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(AUDIT) build */build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results

@@ -1,4 +1,4 @@
-"""What measures and strains the project from outside: benchmarks, `soak`, `fuzz`, and what they share with the tests.
+"""What measures the project from outside, and the stand-ins that benchmarks share with the tests.
 
 Never published; installed beside the project by `make`. Programs run as `python -m tritandem_bench.NAME`.
 """

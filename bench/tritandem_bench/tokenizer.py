@@ -1,6 +1,6 @@
 """How long the tokenizer takes, beside `Tokenizer.encode` on the same texts in the same run.
 
-Run as `python -m tritandem_bench.tokenizer [--rounds N] [--quick] [NAME ...]`. Every text is new to every engine:
+Run as `python -m tritandem_bench.tokenizer [--rounds N] [--quick] [MODEL ...]`. Every text is new to every engine:
 engines take turns on texts that none has seen, each on a thread and so in a memory arena of its own. Ids are compared
 each time. The last line is one JSON document.
 """
@@ -20,20 +20,25 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from tritandem.config import TokenizerConfig
 from tritandem.contracts.arrays import Int32Array
+from tritandem.models import resolve_model
 from tritandem.tokenizer import load_tokenizer
+from tritandem.tokenizer.decode.text_streams import TextStreams
+from tritandem.tokenizer.encode.affixes import affixes
+from tritandem.tokenizer.encode.fast import load_fast
 from tritandem.tokenizer.encode.pieces import PieceEncoder
+from tritandem.tokenizer.encode.safe_cuts import cut_rules
 from tritandem.tokenizer.encode.threads import cores_given, use_own_threads_only
+from tritandem.tokenizer.encode.whole import WholeEncoder
+from tritandem.tokenizer.files.source import TokenizerSource, read_source
 
-from .fuzz.tokenizer_claims import Subject, subject
-from .fuzz.vocabularies import Unavailable, vocabulary_folder
 from .tokenizer_texts import KINDS, Corpus
 
 SIZES = (1_000, 8_000, 32_000, 114_000)  # tokens
-NAMES = ("smollm2", "qwen2", "deepseek", "mistral")
 SEQUENCES, PUSHES = 256, 400
 DETOKENIZED = (("prose", "prose", ()), ("prose, two stop words", "prose", ("###", "STOP")), ("cjk", "cjk", ()))
 Encode = Callable[[str], Int32Array]
@@ -77,22 +82,21 @@ class Cell:
         return statistics.median(ratios) if ratios else None
 
 
-def engines_of(it: Subject, threads: int) -> dict[str, Engine]:
+def engines_of(source: TokenizerSource, threads: int) -> dict[str, Engine]:
     """The published reference first, then ours."""
-    tokenizer = it.source.new_tokenizer()
+    tokenizer, whole = source.new_tokenizer(), WholeEncoder(source.new_tokenizer())
     engines: dict[str, Encode] = {"encode": lambda text: np.array(tokenizer.encode(text).ids, np.int32)}
-    if it.fast is not None:
-        fast = it.fast
+    if fast := load_fast(source):
         engines["fast"] = lambda text: fast.encode(text, True)
-    if it.rules is not None and it.affixes is not None:
-        pieces = PieceEncoder(it.whole, it.rules, it.affixes, TokenizerConfig().piece_chars, threads)
+    if (rules := cut_rules(source)) and (ends := affixes(whole)):
+        pieces = PieceEncoder(whole, rules, ends, TokenizerConfig().piece_chars, threads)
         engines["slow path"] = lambda text: pieces.encode(text, True)
     return {name: Engine(encode) for name, encode in engines.items()}
 
 
-def measure(it: Subject, cell: Cell, engines: dict[str, Engine], corpus: Corpus, rounds: int) -> None:
+def measure(cell: Cell, engines: dict[str, Engine], corpus: Corpus, rounds: int) -> None:
     """`rounds` new texts, each through every engine in turn."""
-    chars = corpus.chars_for(cell.kind, cell.tokens, lambda text: len(it.whole.encode(text, False)))
+    chars = corpus.chars_for(cell.kind, cell.tokens, lambda text: len(engines["encode"].timed(text)[0]))
     for round_number in range(rounds + 1):
         text = corpus.text(cell.kind, chars)
         expected = None
@@ -115,11 +119,11 @@ def show(cell: Cell) -> None:
     print(" | ".join([*parts, str(cell.mismatches)]), flush=True)
 
 
-def beside_long_texts(name: str, corpus: Corpus, rounds: int) -> dict[str, float]:
+def beside_long_texts(model: Path, corpus: Corpus, rounds: int) -> dict[str, float]:
     """Median ms of a text of 1k and of 8k tokens alone, and of one that arrives while two of 114k are being encoded."""
     found = {}
     for path, config in (("fast", TokenizerConfig()), ("slow", TokenizerConfig(fast=False, prefix_cache=False))):
-        tokenizer = load_tokenizer(vocabulary_folder(name), config)
+        tokenizer = load_tokenizer(model, config)
         for size, chars in (("1k", 4_300), ("8k", 34_000)):
             for case in ("alone", "beside"):
                 took = []
@@ -138,24 +142,25 @@ def beside_long_texts(name: str, corpus: Corpus, rounds: int) -> dict[str, float
     return found
 
 
-def detokenizing(it: Subject, corpus: Corpus, kind: str, stop_words: tuple[str, ...]) -> float:
+def detokenizing(source: TokenizerSource, corpus: Corpus, kind: str, stop_words: tuple[str, ...]) -> float:
     """Microseconds a token, median: 256 sequences, each at another place of the text, one token each a push."""
-    ids = it.whole.encode(corpus.text(kind, 40_000), False)
-    states = [it.streams.open(ids[:0], stop_words) for _ in range(SEQUENCES)]
+    streams = TextStreams(source)
+    ids = WholeEncoder(source.new_tokenizer()).encode(corpus.text(kind, 40_000), False)
+    states = [streams.open(ids[:0], stop_words) for _ in range(SEQUENCES)]
     places = np.arange(SEQUENCES) * 37
     counts = np.ones(SEQUENCES, np.int32)
     took = []
     for step in range(PUSHES):
         tokens = ids[(places + step) % len(ids)]
         begun = time.perf_counter()
-        it.streams.push(states, tokens, counts)
+        streams.push(states, tokens, counts)
         took.append(time.perf_counter() - begun)
     return round(statistics.median(took) * 1e6 / SEQUENCES, 3)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"vocabularies (default: {' '.join(NAMES)})")
+    parser.add_argument("models", nargs="*", default=["smollm2"], metavar="MODEL", help="as for `tritandem serve`")
     parser.add_argument("--rounds", type=int, default=7, help="new texts for each cell (default 7)")
     parser.add_argument("--quick", action="store_true", help="only prose at 114k tokens")
     options = parser.parse_args()
@@ -166,28 +171,25 @@ def main() -> int:
     cells: list[Cell] = []
     detok_us: dict[str, dict[str, float]] = {}
     print("vocabulary kind     tokens cores | Tokenizer.encode | fast path | slow path | mismatches")
-    for name in options.names or NAMES:
-        try:
-            it = subject(vocabulary_folder(name))
-        except Unavailable as reason:
-            print(f"{name:9} skipped: {reason}")
-            continue
+    folders = [resolve_model(model, print) for model in options.models]
+    for folder in folders:
+        name, source = folder.name, read_source(folder)
         for given in (cores[:2], cores[:1]) if len(cores) > 1 else (cores,):
             os.sched_setaffinity(0, given)
-            engines = engines_of(it, cores_given())
+            engines = engines_of(source, cores_given())
             for kind in kinds:
                 for size in sizes:
                     cell = Cell(name, kind, size, len(given))
-                    measure(it, cell, engines, corpus, options.rounds)
+                    measure(cell, engines, corpus, options.rounds)
                     show(cell)
                     cells.append(cell)
             os.sched_setaffinity(0, cores)
         for what, kind, stop_words in DETOKENIZED:
-            detok_us.setdefault(what, {})[name] = detokenizing(it, corpus, kind, stop_words)
+            detok_us.setdefault(what, {})[name] = detokenizing(source, corpus, kind, stop_words)
         print(
             f"{name:9} detokenizing: " + ", ".join(f"{what} {us[name]} us" for what, us in detok_us.items()), flush=True
         )
-    print(json.dumps(summary(cells, detok_us) | beside_long_texts("qwen2", corpus, options.rounds * 3)))
+    print(json.dumps(summary(cells, detok_us) | beside_long_texts(folders[0], corpus, options.rounds * 3)))
     return 1 if any(cell.mismatches for cell in cells) or not cells else 0
 
 

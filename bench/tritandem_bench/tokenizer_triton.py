@@ -1,6 +1,6 @@
 """The tokenizer as clients reach it: the real Triton with the model `tokenizer` alone, called over gRPC.
 
-    python -m tritandem_bench.tokenizer_triton [--name smollm2] [--rate 8] [--seconds 30]
+    python -m tritandem_bench.tokenizer_triton [--model smollm2] [--rate 8] [--seconds 30]
 
 Long prompts arrive at a fixed rate, each new. The stage is what the model's own stamps say: from the moment `execute`
 has the request until its ids are about to be sent. What the client waits beyond that is transport, and the same number
@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritandem.models import resolve_model
 from tritandem.server import TritonServer
 from tritandem.server.repository import default_repository
 from tritandem.tokenizer.encode.whole import WholeEncoder
 from tritandem.tokenizer.files.source import read_source
 
-from .fuzz.vocabularies import vocabulary_folder
 from .tokenizer_texts import Corpus
 
 CONTEXT_TOKENS = 131_072
@@ -58,10 +58,10 @@ def tokenizer_alone(folder: Path) -> Path:
     return repository
 
 
-def model_folder(name: str, folder: Path) -> Path:
-    """The vocabulary `name` as a model whose context takes the long prompts."""
+def model_folder(source: Path, folder: Path) -> Path:
+    """The vocabulary of `source` as a model whose context takes the long prompts."""
     model = folder / "model"
-    shutil.copytree(vocabulary_folder(name), model, ignore=shutil.ignore_patterns("*.safetensors", "*.gguf"))
+    shutil.copytree(source, model, ignore=shutil.ignore_patterns("*.safetensors", "*.gguf"))
     config = model / "config.json"
     values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {"model_type": "llama"}
     config.unlink(missing_ok=True)
@@ -123,10 +123,10 @@ def figures(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def measure(url: str, name: str, options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(url: str, model: Path, options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """The rows by name, and how many of the checked texts came back wrong."""
     corpus = Corpus(random.Random())
-    whole = WholeEncoder(read_source(vocabulary_folder(name)).new_tokenizer())
+    whole = WholeEncoder(read_source(model).new_tokenizer())
     longs = Caller(url)
     shorts = Caller(url, threads=4)
 
@@ -160,7 +160,7 @@ def measure(url: str, name: str, options: argparse.Namespace) -> tuple[dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="smollm2", help="vocabulary (default smollm2)")
+    parser.add_argument("--model", default="smollm2", help="as for `tritandem serve` (default smollm2)")
     parser.add_argument("--tokens", type=int, default=114_000)
     parser.add_argument("--rate", type=float, default=8.0, help="long prompts a second")
     parser.add_argument("--short-tokens", type=int, default=1000)
@@ -169,15 +169,16 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18190, help="first of three free ports")
     parser.add_argument("--slow", action="store_true", help="without the fast engine and the prefix cache")
     options = parser.parse_args()
+    model = resolve_model(options.model, print)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ports = {name: options.port + at for at, name in enumerate(("http_port", "grpc_port", "metrics_port"))}
         settings = folder / "settings.toml"
         settings.write_text("[engine]\nrandom_weights = true\n" + (SLOW if options.slow else ""))
         with TritonServer(
-            model_folder(options.name, folder), repository=tokenizer_alone(folder), **ports, engine_config=settings
+            model_folder(model, folder), repository=tokenizer_alone(folder), **ports, engine_config=settings
         ) as server:
-            rows, wrong = measure(server.grpc_url, options.name, options)
+            rows, wrong = measure(server.grpc_url, model, options)
     print(f"{'':27} requests  tokens   stage p50    p99  client p50    p99  beyond the stage p50    p99   (ms)")
     for name, row in rows.items():
         stage, client, beyond = row["stage_ms"], row["client_ms"], row["beyond_stage_ms"]
@@ -186,7 +187,7 @@ def main() -> int:
             f" {client['p50']:11.2f} {client['p99']:6.2f} {beyond['p50']:21.2f} {beyond['p99']:6.2f}"
         )
     cores = len(os.sched_getaffinity(0))
-    print(json.dumps({"vocabulary": options.name, "cores": cores, "rate": options.rate, "wrong": wrong, "rows": rows}))
+    print(json.dumps({"model": options.model, "cores": cores, "rate": options.rate, "wrong": wrong, "rows": rows}))
     return 1 if wrong else 0
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from tritandem_bench.served import Served
+from tests.soak.served import Served
 
 LONG = {"max_tokens": 4000, "sampling_parameters": {"ignore_eos": True}}
 WAYS = [(protocol, model) for protocol in ("grpc", "http") for model in ("scheduler", "ensemble")]

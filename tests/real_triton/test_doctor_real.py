@@ -25,10 +25,10 @@ import tritonclient.grpc as grpcclient
 from tritandem.cli.doctor.sample import Sample, fetch
 from tritandem.server import TritonServer
 from tritandem.telemetry import families as f
-from tritandem_bench.memory import children
 
 from tests.real_triton.raw_client import RawClient, number, tensor, text
 from tests.real_triton.started import start_server
+from tests.soak.memory import children
 
 pytestmark = pytest.mark.triton
 

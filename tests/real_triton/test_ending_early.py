@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tritandem.server import TritonServer
-from tritandem_bench.memory import memory_of
 
 from tests.real_triton.raw_client import RawClient, number, text
+from tests.soak.memory import memory_of
 
 pytestmark = pytest.mark.triton
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tritandem_bench.memory import stub_pids
-from tritandem_bench.served import Served
 from tritandem_client import TritandemClientError
 
 from tests.real_triton.readers import WAYS, readers
 from tests.real_triton.started import demo_model, free_ports
+from tests.soak.memory import stub_pids
+from tests.soak.served import Served
 
 pytestmark = pytest.mark.triton
 

@@ -23,10 +23,10 @@ import pytest
 from tritandem.server import TritonServer
 from tritandem.server.health import live_stubs
 from tritandem.server.repository import default_repository
-from tritandem_bench.memory import stub_pids
 from tritandem_client import AsyncClient, Client, Failed, TritandemClientError
 
 from tests.real_triton.started import start_server
+from tests.soak.memory import stub_pids
 
 pytestmark = pytest.mark.triton
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tritandem.config import TokenizerConfig
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
-from tritandem_bench.fuzz.tokenizer_claims import Subject, subject
-from tritandem_bench.fuzz.vocabularies import Unavailable, vocabulary_folder
+
+from tests.fuzz.claims import Subject, subject
+from tests.fuzz.vocabularies import Unavailable, vocabulary_folder
 
 
 @cache

@@ -18,7 +18,8 @@ from tritandem.tokenizer.encode.engines import Engines
 from tritandem.tokenizer.encode.fast import FastEncoder, load_fast
 from tritandem.tokenizer.encode.self_check import first_difference, proven_equal
 from tritandem.tokenizer.encode.shadow import ShadowCheck
-from tritandem_bench.fuzz.tokenizer_claims import Subject
+
+from tests.fuzz.claims import Subject
 
 pytest.importorskip("fastokens", reason="the optional package fastokens is not installed")
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tritandem.tokenizer.encode.fast import FastEncoder
 from tritandem.tokenizer.encode.fast_forms import ByNumbers, has_other_numbers, parts_at_digits, recognised_form
-from tritandem_bench.fuzz.tokenizer_characters import that_part_texts, wrong_about
-from tritandem_bench.fuzz.tokenizer_claims import Subject, fast_equals_whole
+
+from tests.fuzz.claims import Subject, fast_equals_whole
+from tests.fuzz.texts import that_part_texts, wrong_about
 
 pytest.importorskip("fastokens", reason="the optional package fastokens is not installed")
 

@@ -14,7 +14,8 @@ from tritandem.config import TokenizerConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.encode.adversarial import short_texts
-from tritandem_bench.fuzz.tokenizer_claims import Subject, refute, subject
+
+from tests.fuzz.claims import Subject, refute, subject
 
 NORMAL, CONTROL = 1, 3
 REAL = "TRITANDEM_TEST_GGUF"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tritandem.tokenizer.encode.adversarial import long_texts, short_texts
 from tritandem.tokenizer.encode.affixes import affixes
 from tritandem.tokenizer.encode.safe_cuts import CutRules
-from tritandem_bench.fuzz.tokenizer import texts
-from tritandem_bench.fuzz.tokenizer_claims import Subject, every_cut_is_exact, fast_equals_whole, refute
 
+from tests.fuzz.claims import Subject, every_cut_is_exact, fast_equals_whole, refute
+from tests.fuzz.texts import texts
 from tests.tokenizer.overlap_merging import merge_overlapping_chunks
 
 VOCABULARIES = ["smollm2", "qwen2", "deepseek", "mistral"]

@@ -13,7 +13,8 @@ from tritandem.tokenizer.encode.counters import Counters
 from tritandem.tokenizer.encode.engines import Engines
 from tritandem.tokenizer.encode.prefix_cache import ENTRY_OVERHEAD_BYTES, PrefixCache, keys_of, parting_tokens
 from tritandem.tokenizer.files.source import AddedToken
-from tritandem_bench.fuzz.tokenizer_claims import Subject
+
+from tests.fuzz.claims import Subject
 
 SLOW = replace(TokenizerConfig(), fast=False, piece_chars=200, threads=1)
 

@@ -11,7 +11,8 @@ from tritandem.contracts.arrays import Int32Array
 from tritandem.tokenizer.encode import short_first
 from tritandem.tokenizer.encode.pieces import PieceEncoder
 from tritandem.tokenizer.encode.short_first import ShortFirst
-from tritandem_bench.fuzz.tokenizer_claims import Subject
+
+from tests.fuzz.claims import Subject
 
 LONG = "Some words that make a long text.\n" * 400
 

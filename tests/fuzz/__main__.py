@@ -1,8 +1,8 @@
-"""Fuzzes every engine of the tokenizer against `tokenizers`: adversarial texts, long runs, random
-Unicode, and every character once.
+"""Fuzzes every engine of the tokenizer against `tokenizers`: adversarial texts, long runs, random Unicode, and every
+character once.
 
-Run as `python -m tritandem_bench.fuzz.tokenizer [--texts N] [--seed S] [NAME ...]`. The last line is one JSON document;
-exits 1 when a claim was refuted. Each refutation is printed with the seed and text that repeat it.
+Run as `python -m tests.fuzz [--texts N] [--seed S] [NAME ...]`. The last line is one JSON document; exits 1 when a
+claim was refuted. Each refutation is printed with the seed and text that repeat it.
 """
 
 from __future__ import annotations
@@ -12,26 +12,14 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
 
-from tritandem.tokenizer.encode.adversarial import long_texts, short_texts, unicode_text
 from tritandem.tokenizer.encode.threads import use_own_threads_only
 
-from .tokenizer_characters import all_characters, wrong_about
-from .tokenizer_claims import Subject, refute, subject
+from .claims import refute, subject
+from .texts import all_characters, texts, wrong_about
 from .vocabularies import VOCABULARIES, Unavailable, vocabulary_folder
 
-LONG_EVERY = 2000  # texts between two rounds of long ones
 PRINTED = 5  # refutations of one vocabulary that are printed in full
-
-
-def texts(rng: random.Random, count: int, it: Subject) -> Iterator[str]:
-    """`count` texts: one in ten is plain random Unicode; long ones come on top."""
-    short = short_texts(rng, count, it.added)
-    for index, text in enumerate(short):
-        yield unicode_text(rng, rng.randint(1, 60)) if index % 10 == 9 else text
-        if index % LONG_EVERY == LONG_EVERY - 1:
-            yield from long_texts(rng, rng.randint(900, 9000))
 
 
 def fuzz(name: str, count: int, seed: int) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""Every character of Unicode through the fast engine, in places where its class decides how a text is parted.
+"""Texts to fuzz with: adversarial, long and random ones, and every character of Unicode in places where its class
+decides how a text is parted.
 
 Owns the choice of characters and places. Engines are built with tables of different Unicode versions: random texts hit
 a character that they class differently once in a hundred thousand, this always.
@@ -6,18 +7,30 @@ a character that they class differently once in a hundred thousand, this always.
 
 from __future__ import annotations
 
+import random
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 from tritandem.contracts.arrays import Int32Array
+from tritandem.tokenizer.encode.adversarial import long_texts, short_texts, unicode_text
 
-from .tokenizer_claims import Subject
+from .claims import Subject
 
+LONG_EVERY = 2000  # texts between two rounds of long ones
 PLACES = ("a{}b", " {}1", "  {} x", "1{}2", "{}'s", "\n{}\n", "{}{}", "'{}")
 BATCH = 2000
 ALIKE = 97  # of ideographs beyond the third plane, private and unassigned characters, one in so many
+
+
+def texts(rng: random.Random, count: int, it: Subject) -> Iterator[str]:
+    """`count` texts: one in ten is plain random Unicode; long ones come on top."""
+    short = short_texts(rng, count, it.added)
+    for index, text in enumerate(short):
+        yield unicode_text(rng, rng.randint(1, 60)) if index % 10 == 9 else text
+        if index % LONG_EVERY == LONG_EVERY - 1:
+            yield from long_texts(rng, rng.randint(900, 9000))
 
 
 def all_characters() -> Iterator[str]:

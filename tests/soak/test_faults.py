@@ -10,9 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tritandem_bench.served import READY, Served
-from tritandem_bench.soak import faults
-from tritandem_bench.soak.faults import Faults, read_fault
+
+from tests.soak import faults
+from tests.soak.faults import Faults, read_fault
+from tests.soak.served import READY, Served
 
 DIED = "[   70.0 s] tritonserver was ended by SIGABRT"
 

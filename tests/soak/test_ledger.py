@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tritandem_bench.memory import Memory, growth
-from tritandem_bench.soak.faults import Fault, read_fault
-from tritandem_bench.soak.ledger import (
+from tritandem_client.results import TokenLogprob
+
+from tests.soak.faults import Fault, read_fault
+from tests.soak.ledger import (
     CLOSED,
     ENDED,
     OBEYED,
@@ -20,9 +21,9 @@ from tritandem_bench.soak.ledger import (
     hostile_faults,
     table,
 )
-from tritandem_bench.soak.server_words import gauge, outcome_counts, request_lines
-from tritandem_bench.soak.solo import Solo, tokens_before_tie
-from tritandem_client.results import TokenLogprob
+from tests.soak.memory import Memory, growth
+from tests.soak.server_words import gauge, outcome_counts, request_lines
+from tests.soak.solo import Solo, tokens_before_tie
 
 OUTAGE = [(10.0, 20.0)]
 
