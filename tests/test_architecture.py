@@ -82,7 +82,7 @@ def test_imports_go_down_and_never_sideways(path: Path) -> None:
     own = room(path.relative_to(PACKAGE).parts)
     if own == "__init__":
         return
-    assert own in TIERS, f"{own} has no tier: add it to the table in README and here"
+    assert own in TIERS, f"{own} has no tier: add it to the table in docs/architecture.md and here"
     for name in imported_names(path):
         parts = name.split(".")
         if parts[0] != "tritandem" or len(parts) == 1 or parts[1] == own or parts[1] == "__version__":

@@ -1,3 +1,3 @@
-"""Tritandem: CPU and GPU in tandem behind NVIDIA Triton. The rooms and their tiers are drawn in README.md."""
+"""Tritandem: CPU and GPU in tandem behind NVIDIA Triton. Rooms and tiers: docs/architecture.md."""
 
 __version__ = "0.1.0"

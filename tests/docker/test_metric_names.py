@@ -15,6 +15,7 @@ from tests.docker.deployment_files import (
     DASHBOARD,
     DOCKER,
     METRIC,
+    ROOT,
     all_queries,
     dashboard_queries,
     read_yaml,
@@ -122,7 +123,7 @@ def test_every_family_that_the_code_publishes_is_on_the_dashboard() -> None:
 
 
 def test_the_guide_names_only_what_is_published_and_the_whole_table_of_vllms_names() -> None:
-    guide = (DOCKER / "README.md").read_text()
+    guide = (ROOT / "docs" / "observability.md").read_text()
     named = set(re.findall(r"`((?:tritandem|nv)_[a-z_]+)`", guide))
     assert named <= {family.name for family in FAMILIES} | set(TRITON_METRICS)
     rows = dict(re.findall(r"^\| `(vllm:\w+)` \| `(\w+)` \|$", guide, re.MULTILINE))

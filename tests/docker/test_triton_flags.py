@@ -1,4 +1,4 @@
-"""The recipes of docker/README.md that need no proxy, on the real binary: TLS on gRPC, and a key for inference."""
+"""The recipes of docs/security.md that need no proxy, on the real binary: TLS on gRPC, and a key for inference."""
 
 from __future__ import annotations
 

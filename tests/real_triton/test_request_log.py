@@ -16,12 +16,12 @@ from tests.real_triton.test_ending_early import wait_until
 
 pytestmark = pytest.mark.triton
 
-README = Path(__file__).resolve().parents[2] / "docker" / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
 AWKWARD = 'a "quoted" \\ id, ä and ] "{'
 
 
 def test_the_documented_command_makes_json_of_the_requests_in_the_log(server: TritonServer, client: RawClient) -> None:
-    [command] = re.findall(r"^(sed -n .*) triton.log$", README.read_text(), re.MULTILINE)
+    [command] = re.findall(r"^(sed -n .*) triton.log$", GUIDE.read_text(), re.MULTILINE)
 
     def records() -> list[dict[str, object]]:
         done = subprocess.run(

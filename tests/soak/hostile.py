@@ -1,7 +1,7 @@
 """Hostile neighbours of a soak: bad bytes, forged inner tensors and calls, floods. They may fail as they like; they
 must get an end, nothing that is not theirs, and honest requests must not notice.
 
-Not among them: what ends the process of an old Triton whatever runs in it (docker/README.md).
+Not among them: what ends the process of an old Triton whatever runs in it (docs/security.md).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ("README.md", "*/README.md", "bench/RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+OUTSIDE = ("README.md", "*/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PICTURES = ("docker/grafana/dashboard.png", "bench/core_sweep.png")
 # Code, in which nothing is a link, or a link within the repository.
 _LINK = re.compile(
