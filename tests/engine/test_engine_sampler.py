@@ -59,7 +59,15 @@ def test_presence_and_frequency_penalties_count_output_only() -> None:
 
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
-    [(5, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.1), (20, 0.8, 0.02), (1, 0.5, 0.5), (500, 1.0, 0.0)],
+    [
+        (5, 1.0, 0.0),
+        (0, 0.7, 0.0),
+        (0, 1.0, 0.1),
+        (20, 0.8, 0.02),
+        (1, 0.5, 0.5),
+        (500, 1.0, 0.0),
+        (2**31 - 1, 1.0, 0.0),
+    ],
 )
 def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
     warpers = LogitsProcessorList()
@@ -71,7 +79,7 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
         warpers.append(MinPLogitsWarper(min_p))
     theirs = warpers(torch.zeros(3, 1, dtype=torch.long), logits())
     ours = filters.keep_likely(
-        logits(), torch.tensor([min(top_k, VOCAB)] * 3), torch.tensor([top_p] * 3), torch.tensor([min_p] * 3)
+        logits(), torch.tensor([top_k] * 3), torch.tensor([top_p] * 3), torch.tensor([min_p] * 3)
     )
     torch.testing.assert_close(ours, theirs)
 
@@ -116,8 +124,8 @@ def test_min_tokens_holds_end_tokens_back() -> None:
 def test_one_logit_that_is_not_finite_breaks_its_row_and_no_other(
     way: dict[str, float], temperature: float, wrong: float
 ) -> None:
-    state = state_with([SamplingParams(temperature=temperature, **way)] * 3, [1])  # type: ignore[arg-type]
-    features = SamplingFeatures(sampled=temperature > 0, filtered=bool(way))
+    asked = SamplingParams(temperature=temperature, **way)  # type: ignore[arg-type]
+    state, features = state_with([asked] * 3, [1]), SamplingFeatures(asked.features)
     bad = logits()
     bad[1, 77] = wrong
     sampled, sound = (sampler.sample(scores, ROWS, state, features) for scores in (bad, logits()))
@@ -129,7 +137,7 @@ def test_a_row_whose_every_token_is_forbidden_is_broken() -> None:
     state = state_with([SamplingParams()] * 3, [1], bad_words=tuple((token,) for token in range(5)))
     only_bad = logits()
     only_bad[:, 5:] = float("-inf")
-    assert sampler.sample(only_bad, ROWS, state, SamplingFeatures(bad_words=True)).broken.all()
+    assert sampler.sample(only_bad, ROWS, state, SamplingFeatures(frozenset({"bad_words"}))).broken.all()
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
@@ -178,7 +186,7 @@ def test_seeds_and_indices_give_unrelated_noise() -> None:
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
     state = state_with([SamplingParams(), SamplingParams(temperature=5.0, seed=3), SamplingParams()], [1])
-    tokens = sampler.sample(logits(), ROWS, state, SamplingFeatures(sampled=True)).tokens
+    tokens = sampler.sample(logits(), ROWS, state, SamplingFeatures(frozenset({"sampled"}))).tokens
     assert tokens[[0, 2]].tolist() == logits().argmax(-1)[[0, 2]].tolist()
     assert tokens[1] != logits().argmax(-1)[1]
 

@@ -11,7 +11,7 @@ from tritandem.engine.runners.program import Part, Record, make_program
 from tritandem.engine.step import GREEDY, PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
 
 SPEC = RunnerSpec("cpu", 8, 64, 16, 256, 64, 32, 32, 97, 2)
-SAMPLED = SamplingFeatures(sampled=True)
+SAMPLED = SamplingFeatures(frozenset({"sampled"}))
 
 
 def chunk(slot: int, start: int, count: int, last: bool) -> PrefillChunk:
@@ -94,7 +94,7 @@ def test_an_init_travels_as_the_row_that_it_becomes() -> None:
         "produced": [2],
         "finished": [0],
         "min_tokens": [3],
-        "top_k": [97],  # no more than the vocabulary
+        "top_k": [2**31 - 1],
         "temperature": [0.5],
         "top_p": [0.25],
         "min_p": [0.125],

@@ -78,7 +78,7 @@ class Bench:
         from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
 
         size = PassSize(rows, tokens)
-        words = pack_step(StepPlan(0, prefill=chunks, decode_slots=decode_slots), True, VOCAB, 128)
+        words = pack_step(StepPlan(0, prefill=chunks, decode_slots=decode_slots), True, 128)
         assert words is not None
         packed = self.staging.pack(words.arrays)
         self.staging.copy(packed)
@@ -143,8 +143,8 @@ def reported(bench: Bench, rows: int, first: int, count: int) -> list[tuple[int,
 
 FEATURES = {
     "greedy": SamplingFeatures(),
-    "sampled": SamplingFeatures(sampled=True, filtered=True),
-    "penalised": SamplingFeatures(penalised=True, bad_words=True),
+    "sampled": SamplingFeatures(frozenset({"sampled", "filtered"})),
+    "penalised": SamplingFeatures(frozenset({"penalised", "bad_words"})),
     "logprobs": SamplingFeatures(top_logprobs=2),
 }
 

@@ -64,13 +64,14 @@ def tell(
     from tritandem.engine.rows.inputs import PassInputs, spread
     from tritandem.engine.rows.words import pack_step
 
-    words = pack_step(plan, new_rows, VOCAB, CONTEXT)
+    words = pack_step(plan, new_rows, CONTEXT)
     assert words is not None
     inputs = PassInputs.empty(*size, rows.device) if size else None
     packed = torch.from_numpy(np.concatenate(words.arrays)).to(rows.device)
     spread(packed, words, state, rows, inputs, pick)
     for init in plan.inits:
-        state.write_rare(init)
+        if init.rare:
+            state.write_rare(init)
     return inputs
 
 
@@ -119,8 +120,8 @@ def test_a_steady_step_has_nothing_to_tell() -> None:
     pytest.importorskip("triton")
     from tritandem.engine.rows.words import pack_step
 
-    assert pack_step(StepPlan(0, decode_slots=[1, 2]), False, VOCAB, CONTEXT) is None
-    assert pack_step(StepPlan(0, decode_slots=[1, 2]), True, VOCAB, CONTEXT) is not None
+    assert pack_step(StepPlan(0, decode_slots=[1, 2]), False, CONTEXT) is None
+    assert pack_step(StepPlan(0, decode_slots=[1, 2]), True, CONTEXT) is not None
 
 
 def chunks_of(*parts: tuple[int, int, int, bool]) -> list[PrefillChunk]:

@@ -1,15 +1,15 @@
 """The table of sampling fields: what a request may say about how its tokens are chosen, each field in one place.
 
 `SamplingParams` is the table: a field's name, type and default, and beside them its range, its public tensor, its
-documentation and its word in a device row. What else knows the fields (the public schema, the wire to the engine, the
-layout of rows) is derived from here; config.pbtxt and the client, which cannot import it, are compared by tests.
-Tier 0. Limits of lists that go with a request stand here too.
+documentation, its word in a device row and the feature of the sampler that it asks for. What else knows the fields
+(public schema, wire to the engine, layout of rows, graph variants) is derived from here; config.pbtxt and the client,
+which cannot import it, are compared by tests. Tier 0. Limits of lists that go with a request stand here too.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +38,8 @@ class FieldFacts:
     doc: str = ""
     aliases: tuple[str, ...] = ()  # older names of the public input
     row: str = ""  # struct's code of its word in a device row: i int32, f float32, q int64; "": the device needs it not
+    feature: str = ""  # of `engine/sampling`, which a value other than the default asks for
+    draws: Callable[[float], bool] | None = None  # it concerns draws alone; whether a value by itself asks for one
 
 
 def _field(default: Any, low: float, high: float, allowed: str, **more: Any) -> Any:
@@ -66,39 +68,43 @@ class SamplingParams:
     temperature: float = _field(
         0.0, 0.0, 100.0, "a number in [0, 100]; 0 is greedy",
         tensor="FP32", shown="0, or 1 with top_k > 1, top_p < 1, min_p or seed", range="0..100", doc="0 is greedy",
-        row="f",
+        row="f", feature="sampled",
     )  # fmt: skip
     top_k: int = _field(
         0, 0, _INT32_MAX, "a whole number of at least 0; 0 is off",
         tensor="INT32", shown="0", range="at least 0; 0 and -1 are off", doc="sample among the k most likely tokens",
-        row="i",
+        row="i", feature="filtered", draws=lambda k: k > 1,
     )  # fmt: skip
     top_p: float = _field(
         1.0, 0.0, 1.0, "a number in (0, 1]",
         tensor="FP32", shown="1", range="(0, 1]", doc="sample within this share of the probability", row="f",
+        feature="filtered", draws=lambda p: p < 1,
     )  # fmt: skip
     min_p: float = _field(
         0.0, 0.0, 1.0, "a number in [0, 1]",
         tensor="FP32", shown="0", range="0..1", doc="drop tokens less likely than this share of the likeliest",
-        row="f",
+        row="f", feature="filtered", draws=lambda p: p > 0,
     )  # fmt: skip
     repetition_penalty: float = _field(
         1.0, 0.01, 100.0, "a number in [0.01, 100]; 1 is off",
         tensor="FP32", shown="1", range="0.01..100", doc="divides the logits of tokens seen before; 1 is off",
-        row="f",
+        row="f", feature="penalised",
     )  # fmt: skip
     presence_penalty: float = _field(
         0.0, -2.0, 2.0, "a number in [-2, 2]",
         tensor="FP32", shown="0", range="-2..2", doc="subtracted once from generated tokens' logits", row="f",
+        feature="penalised",
     )  # fmt: skip
     frequency_penalty: float = _field(
         0.0, -2.0, 2.0, "a number in [-2, 2]",
         tensor="FP32", shown="0", range="-2..2", doc="subtracted for each earlier occurrence", row="f",
+        feature="penalised",
     )  # fmt: skip
     seed: int = _field(
         0, 0, 2**63 - 1, "a whole number in [0, 2^63 - 1]",
         tensor="UINT64", shown="a random one", range="0..2^63 - 1",
         doc="fixes the random stream; greedy requests draw nothing", aliases=("random_seed",), row="q",
+        draws=lambda _: True,
     )  # fmt: skip
     logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")
 
@@ -121,14 +127,20 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def penalised(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def features(self) -> frozenset[str]:
+        """What of `engine/sampling` changes this request's choices; nothing: the best token, as the model gave it."""
+        return frozenset(
+            facts.feature
+            for name, facts in FIELDS.items()
+            if facts.feature and getattr(self, name) != _DEFAULTS[name] and not (facts.draws and self.greedy)
+        )
 
 
 # By name, in the table's order.
 FIELDS: Mapping[str, FieldFacts] = MappingProxyType(
     {f.name: f.metadata["facts"] for f in dataclasses.fields(SamplingParams)}
 )
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
 _TYPE_OF_WORD: dict[str, type] = {"int": int, "int | None": int, "float": float}
 TYPES: Mapping[str, type] = MappingProxyType(
     {f.name: _TYPE_OF_WORD[str(f.type)] for f in dataclasses.fields(SamplingParams)}

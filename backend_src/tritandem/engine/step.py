@@ -14,6 +14,8 @@ from typing import Protocol
 from ..contracts.arrays import Float32Array, Int32Array, UInt8Array
 from ..contracts.fields import SamplingParams
 
+PENALISED, BAD_WORDS = "penalised", "bad_words"  # features with tables beside the rows
+
 
 @dataclass(frozen=True, slots=True)
 class SlotInit:
@@ -31,6 +33,11 @@ class SlotInit:
     bad_words: tuple[tuple[int, ...], ...]
     output_ids: Int32Array  # [m], usually empty
 
+    @property
+    def rare(self) -> bool:
+        """It has what a row does not carry: bad words, or what penalties look at."""
+        return bool(self.bad_words) or PENALISED in self.sampling.features
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -47,13 +54,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFeatures:
-    """What the decode rows of a step need beyond argmax; selects the graph variant."""
+    """What the rows of a step that sample need beyond argmax; selects the graph variant."""
 
-    sampled: bool = False  # any temperature > 0
-    filtered: bool = False  # any top_k, top_p or min_p among them
-    penalised: bool = False
-    bad_words: bool = False
+    asked: frozenset[str] = frozenset()  # names of features of `sampling/`, by any row
     top_logprobs: int = -1  # -1: none asked; 0: the chosen token's; n: n alternatives
+
+    @property
+    def penalised(self) -> bool:
+        """The step must count its tokens in the tables of penalties."""
+        return PENALISED in self.asked
 
 
 GREEDY = SamplingFeatures()

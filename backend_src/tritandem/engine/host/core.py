@@ -16,7 +16,7 @@ from ...contracts.errors import InvalidRequest
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, LoadSnapshot
 from ...telemetry.step_meter import StepMeter
-from ..step import PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
+from ..step import GREEDY, PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
 from . import batcher
 from .batcher import BatchState, Budget, Decision
 from .outbox import Outbox
@@ -361,15 +361,11 @@ def _keep_logprobs(sequence: SequenceState, result: StepResult, row: int) -> Non
 
 def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
     """The least that serves every row which samples in a step."""
-    sequences = [sequence for sequence in sequences if not sequence.plain]
-    if not sequences:
-        return SamplingFeatures()
-    sampling = [sequence.request.sampling for sequence in sequences]
-    drawn = [s for s in sampling if not s.greedy]
+    special = [sequence for sequence in sequences if not sequence.plain]
+    if not special:
+        return GREEDY
+    counts = [sequence.request.sampling.logprobs for sequence in special]
     return SamplingFeatures(
-        sampled=bool(drawn),
-        filtered=any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in drawn),
-        penalised=any(s.penalised for s in sampling),
-        bad_words=any(sequence.request.bad_words for sequence in sequences),
-        top_logprobs=max((-1 if s.logprobs is None else s.logprobs for s in sampling), default=-1),
+        asked=frozenset().union(*(sequence.features for sequence in special)),
+        top_logprobs=max(-1 if count is None else count for count in counts),
     )

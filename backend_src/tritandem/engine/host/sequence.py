@@ -14,6 +14,7 @@ import numpy as np
 from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode
+from ..step import BAD_WORDS
 from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1
@@ -52,13 +53,14 @@ class SequenceState:
     reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
     takes_cached: bool = True  # cleared once what it found there may have been wrong
     gives_cached: bool = True  # likewise what it holds
-    plain: bool = field(init=False)  # greedy and nothing else; most are, and need no look at their parameters
+    features: frozenset[str] = field(init=False)  # what its tokens need beyond argmax
+    plain: bool = field(init=False)  # nothing, nor log-probabilities; most are, and need no look at their parameters
     _hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
-        special = sampling.penalised or self.request.bad_words or sampling.logprobs is not None
-        self.plain = sampling.greedy and not special
+        self.features = sampling.features | {BAD_WORDS} if self.request.bad_words else sampling.features
+        self.plain = not self.features and sampling.logprobs is None
 
     @property
     def seq_id(self) -> int:

@@ -61,7 +61,7 @@ INIT_WORDS = INIT_HEAD + ROW_WORDS
 _ROW = Struct("=" + "".join(f"{f.count}{f.code}" for f in FIELDS) + f"{(ROW_WORDS - _USED_WORDS) * WORD_BYTES}x")
 
 
-def pack_row(into: bytearray, at: int, init: SlotInit, vocab_size: int, max_context_tokens: int) -> None:
+def pack_row(into: bytearray, at: int, init: SlotInit, max_context_tokens: int) -> None:
     """Write the row of a new sequence to `into[at : at + ROW_WORDS * 4]`. Its K and V are not stored yet."""
     sampling, outputs = init.sampling, len(init.output_ids)
     tail = init.prompt_ids[-RECENT_TOKENS:]
@@ -73,7 +73,6 @@ def pack_row(into: bytearray, at: int, init: SlotInit, vocab_size: int, max_cont
         "remaining": output_budget(sampling.max_tokens, len(init.prompt_ids), max_context_tokens) - outputs,
         "produced": outputs,
         "finished": 0,
-        "top_k": min(sampling.top_k, vocab_size),
         "bad_word_count": len(init.bad_words),
         "stop_ids": padded_right(init.stop_ids, MAX_STOP_TOKEN_IDS),
         "recent": padded_left(tail.tolist(), RECENT_TOKENS),

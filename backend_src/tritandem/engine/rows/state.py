@@ -15,7 +15,7 @@ import torch
 
 from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from ...contracts.stream import FinishCode
-from ..step import SlotInit
+from ..step import PENALISED, SlotInit
 from .layout import FIELDS, OFFSETS, ROW_WORDS, WORD_BYTES, pack_row, padded_left
 
 _TORCH_TYPES = {"i": torch.int32, "f": torch.float32, "q": torch.int64}
@@ -103,7 +103,7 @@ class SlotState:
     def init_row(self, init: SlotInit, max_context_tokens: int) -> None:
         """Write a new sequence's row. The block table follows by block updates."""
         packed = bytearray(ROW_WORDS * WORD_BYTES)
-        pack_row(packed, 0, init, self.vocab_size, max_context_tokens)
+        pack_row(packed, 0, init, max_context_tokens)
         self.words[init.slot] = torch.from_numpy(np.frombuffer(packed, np.int32).copy()).to(self.words.device)
         self.block_table[init.slot] = 0
         self.write_rare(init)
@@ -113,7 +113,7 @@ class SlotState:
         if init.bad_words:
             words = torch.tensor([padded_left(word, MAX_BAD_WORD_TOKENS) for word in init.bad_words])
             self.bad_words[init.slot, : len(words)] = words.to(self.bad_words)
-        if init.sampling.penalised:
+        if PENALISED in init.sampling.features:
             tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
             self.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))
 

@@ -28,7 +28,7 @@ class StepWords:
     tokens: int = 0
 
 
-def pack_step(plan: StepPlan, new_rows: bool, vocab_size: int, max_context_tokens: int) -> StepWords | None:
+def pack_step(plan: StepPlan, new_rows: bool, max_context_tokens: int) -> StepWords | None:
     """The plan's changes and chunks; its decode rows if they are `new_rows`. None: there is nothing to tell."""
     updates = plan.block_updates if plan.block_updates is not None and len(plan.block_updates) else None
     if not (plan.inits or plan.releases or plan.prefill or new_rows or updates is not None):
@@ -46,7 +46,7 @@ def pack_step(plan: StepPlan, new_rows: bool, vocab_size: int, max_context_token
         count = len(plan.inits)
         packed = bytearray(count * INIT_WORDS * WORD_BYTES)
         for number, init in enumerate(plan.inits):
-            pack_row(packed, (number * INIT_WORDS + INIT_HEAD) * WORD_BYTES, init, vocab_size, max_context_tokens)
+            pack_row(packed, (number * INIT_WORDS + INIT_HEAD) * WORD_BYTES, init, max_context_tokens)
         inits = np.frombuffer(packed, np.int32).reshape(count, INIT_WORDS)
         inits[:, :INIT_HEAD] = np.array([changed, begins, ends], np.int32)[:, :count].T
         arrays.append(inits.reshape(-1))

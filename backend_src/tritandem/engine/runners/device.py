@@ -129,7 +129,7 @@ class Device:
             spread(packed.words, words, self.state, self._step.rows, inputs, program.features == GREEDY)
         finally:  # a step that fails must not cost a slot as well
             self.staging.release(packed)
-        for init in program.inits:
+        for init in program.rare:
             self.state.write_rare(init)
         return inputs
 

@@ -44,7 +44,7 @@ class Program:
     """One step. Order of effects: words, rare values of new rows, the pass, the decode step."""
 
     words: StepWords | None  # None: nothing to tell
-    inits: Sequence[SlotInit]
+    rare: Sequence[SlotInit]  # new rows with what the words do not carry
     size: PassSize | None  # of the captured pass that carries the chunks and, where it has rows, the decode rows
     firsts: int  # chunks of that pass that are their prompt's last
     eager: EagerChunks | None
@@ -81,8 +81,8 @@ def make_program(
     if bucket:
         records.append(Record(bucket, (Part(rows),)))
     return Program(
-        words=pack_step(plan, bool(rows) and rows != told_rows, spec.vocab_size, spec.max_context_tokens),
-        inits=plan.inits,
+        words=pack_step(plan, bool(rows) and rows != told_rows, spec.max_context_tokens),
+        rare=[init for init in plan.inits if init.rare],
         size=size,
         firsts=len(firsts),
         eager=eager,

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from ..rows.state import SlotState
+
+
+def filter_draw(scaled: torch.Tensor, rows: torch.Tensor, state: SlotState) -> torch.Tensor:
+    """`keep_likely` by what each row asks for."""
+    return keep_likely(scaled, state.top_k[rows], state.top_p[rows], state.min_p[rows])
+
 
 def keep_likely(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """Scores with -inf outside the top_k, then the top_p nucleus of those, then min_p of the maximum.

@@ -1,4 +1,4 @@
-"""Logits to tokens: the order in which the features of this folder apply.
+"""Logits to tokens: which features there are, and the order in which they apply.
 
 Pure torch on fixed shapes without host synchronisation, so it runs on the CPU and inside a CUDA graph.
 Reads slot rows, changes none. Knows nothing about sequences.
@@ -6,17 +6,27 @@ Reads slot rows, changes none. Knows nothing about sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ..rows.state import SlotState
-from ..step import SamplingFeatures
+from ..step import BAD_WORDS, PENALISED, SamplingFeatures
 from .bad_words import mask_bad_words
 from .end_tokens import mask_end_tokens
-from .filters import keep_likely
+from .filters import filter_draw
 from .noise import gumbel_noise
 from .penalties import penalise
+
+# (scores float32 [R, V], rows int64 [R], state) -> scores
+Change = Callable[[torch.Tensor, torch.Tensor, SlotState], torch.Tensor]
+EVERY = ""  # the name of what applies to every step that is not plainly greedy
+
+# By the name that the table of sampling fields gives a feature, in the order of application: to every choice, and
+# then, behind the temperature, to draws.
+CHOICE: tuple[tuple[str, Change], ...] = ((PENALISED, penalise), (EVERY, mask_end_tokens), (BAD_WORDS, mask_bad_words))
+DRAW: tuple[tuple[str, Change], ...] = (("filtered", filter_draw),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +42,16 @@ class Sampled:
 
 def sample(logits: torch.Tensor, rows: torch.Tensor, state: SlotState, features: SamplingFeatures) -> Sampled:
     """The next token of each row. `logits`: float32 [R, V] (not changed), `rows`: int64 [R] slots."""
+    asked = features.asked | {EVERY}
     scores = logits
-    if features.penalised:
-        scores = penalise(scores, rows, state)
-    scores = mask_end_tokens(scores, rows, state)
-    if features.bad_words:
-        scores = mask_bad_words(scores, rows, state)
+    for name, change in CHOICE:
+        scores = change(scores, rows, state) if name in asked else scores
     score, tokens = scores.max(dim=-1)
-    if features.sampled:
+    if "sampled" in asked:
         temperature = state.temperature[rows]
         scaled = scores / temperature.clamp(min=1e-6)[:, None]
-        if features.filtered:
-            scaled = keep_likely(scaled, state.top_k[rows], state.top_p[rows], state.min_p[rows])
+        for name, change in DRAW:
+            scaled = change(scaled, rows, state) if name in asked else scaled
         drawn = (scaled + gumbel_noise(state.seed[rows], state.produced[rows], logits.shape[1])).max(dim=-1)
         tokens = torch.where(temperature > 0, drawn.indices, tokens)
         score = torch.where(temperature > 0, drawn.values, score)

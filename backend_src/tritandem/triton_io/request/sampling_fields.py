@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from ...contracts.errors import InvalidRequest
-from ...contracts.fields import MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS, SamplingParams
+from ...contracts.fields import (
+    FIELDS,
+    MAX_BAD_WORDS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOP_WORD_CHARS,
+    MAX_STOP_WORDS,
+    SamplingParams,
+)
 from . import client_json
 from .client_numbers import read_real, read_whole
 from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
@@ -60,12 +67,7 @@ class SamplingFields:
 
 
 def _asks_for_sampling(numbers: Mapping[str, Any]) -> bool:
-    return (
-        numbers.get("top_k", 0) > 1
-        or numbers.get("top_p", 1.0) < 1.0
-        or numbers.get("min_p", 0.0) > 0.0
-        or "seed" in numbers
-    )
+    return any(facts.draws(numbers[name]) for name, facts in FIELDS.items() if facts.draws and name in numbers)
 
 
 # --------------------------------------------------------------------------------------------------
