@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from . import dense
 from .interface import Norm, NormedLinear, ResidualLinear, Unfusable
 
 
@@ -20,7 +19,14 @@ class Format:
     residual: Callable[[nn.Module], ResidualLinear]
 
 
-FORMATS = (Format(dense.handles, dense.DenseNormed, dense.DenseResidual),)
+def _dense() -> Format:
+    from . import dense  # needs the Triton language, which a CPU's torch comes without
+
+    return Format(dense.handles, dense.DenseNormed, dense.DenseResidual)
+
+
+# The first that handles all modules of a product multiplies them; those behind it are not even loaded.
+FORMATS: tuple[Callable[[], Format], ...] = (_dense,)
 
 
 def normed_linear(modules: Sequence[nn.Module], norm: Norm, gated: bool = False, shared: bool = False) -> NormedLinear:
@@ -35,7 +41,7 @@ def residual_linear(module: nn.Module) -> ResidualLinear:
 
 
 def _format(modules: Sequence[nn.Module]) -> Format:
-    for known in FORMATS:
+    for known in (load() for load in FORMATS):
         if all(known.handles(module) for module in modules):
             return known
     names = " and ".join(sorted({type(module).__name__ for module in modules}))
