@@ -33,14 +33,6 @@ def finish_all(engine: FakeEngine, sinks: list[RecordingSink]) -> None:
         wait_until(lambda: bool(engine.live_ids()) or all(sink.ends for sink in sinks))
 
 
-def test_the_default_deadline_holds_for_requests_without_one(start: Start) -> None:
-    engine, sink = FakeEngine(automatic=False), RecordingSink()
-    start([engine], default_deadline_s=0.03).service.submit(request(3), sink)
-    sink.wait_end()
-    assert sink.error is not None
-    assert sink.error.outcome is Outcome.EXPIRED
-
-
 def test_limits_follow_a_slow_engine_and_show_in_the_snapshot(start: Start) -> None:
     engine = FakeEngine(automatic=False, load=SLOW)
     running = start([engine])

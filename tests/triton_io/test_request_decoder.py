@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,12 @@ def test_class_deadline_and_tenant_come_as_parameters_or_tensors() -> None:
     assert (made.priority, made.tenant, made.deadline_ns) == (PriorityClass.BATCH, "acme", 1_000 + 50_000_000)
     made = request(PROMPT | {"priority": text("interactive"), "deadline_ms": one(7, np.int64)})
     assert (made.priority, made.deadline_ns) == (PriorityClass.INTERACTIVE, 1_000 + 7_000_000)
+
+
+def test_the_default_deadline_holds_for_requests_without_one() -> None:
+    limits = replace(LIMITS, default_deadline_s=0.03)
+    assert request(PROMPT, limits=limits).deadline_ns == 1_000 + 30_000_000
+    assert request(PROMPT, {"deadline_ms": 50}, limits=limits).deadline_ns == 1_000 + 50_000_000
 
 
 def test_a_chat_needs_no_text_and_goes_with_an_empty_one() -> None:

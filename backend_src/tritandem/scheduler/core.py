@@ -1,13 +1,15 @@
 """What happens on the scheduling thread: admission, order, permits, moves, deadlines.
 
 Single-threaded: every method but the read-only ones at the end runs on the service's scheduling thread, and none
-blocks. Decisions are the pure functions of `admission`, `policy`, `batch_limits` and `dispatch`; this file
-only keeps the books they look at.
+blocks. Kept minimal: every request and every end passes through it. It only keeps the books that the pure functions
+of `admission`, `policy`, `batch_limits` and `dispatch` decide by.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
+from concurrent.futures import Future
 
 from ..config import SchedulerConfig
 from ..contracts.errors import DeadlineExpired, EngineFailed, Saturated, TritandemError, told
@@ -28,7 +30,7 @@ from .books import Book
 from .desk import Desk
 from .dispatch import Demand, choose, has_room
 from .engine_link import EngineLink
-from .integrity import check_books
+from .integrity import check_books, check_text
 from .lifecycle import State, ended_by_error
 from .messages import Arrived, Asked, DrainBegun, Ended, EngineDown, EngineUp, FirstToken, Message, Refused
 from .policy.deadline import too_late
@@ -95,8 +97,8 @@ class SchedulerCore:
                 self.engine_down(engine, failure, now_ns)
             case DrainBegun():
                 self.drain()
-            case Asked(question):
-                question()
+            case Asked(answer, open_tickets):
+                self._answer(answer, open_tickets)
 
     def started(self, now_ns: int) -> None:
         self._outage_ns = now_ns + CONNECT_GRACE_NS
@@ -119,8 +121,6 @@ class SchedulerCore:
         if refusal is not None:
             self._desk.end(ticket, ended_by_error(refusal))
             return
-        if ticket.deadline_ns is None and self._config.default_deadline_s > 0:
-            ticket.deadline_ns = ticket.received_ns + int(self._config.default_deadline_s * 1e9)
         if (due_ns := self._due_ns(ticket)) is not None:
             self._due[ticket.number] = ticket
             heapq.heappush(self._dues, (due_ns, ticket.number))
@@ -133,7 +133,7 @@ class SchedulerCore:
             priority=request.priority,
             tenant=request.tenant,
             arrived_ns=ticket.received_ns,
-            deadline_ns=ticket.deadline_ns,
+            deadline_ns=request.deadline_ns,
             tokens=expected_tokens(len(request.input_ids), request.sampling.max_tokens, self._use_ratio),
             head_start_ns=head_start_ns(cached_tokens, backlog.load.prefill_token_ns),
         )
@@ -252,7 +252,7 @@ class SchedulerCore:
                 continue
             book = books[chosen]
             self._dequeue(ticket)
-            if too_late(ticket.deadline_ns, now_ns, book.link.load.decode_step_ns):
+            if too_late(ticket.request.deadline_ns, now_ns, book.link.load.decode_step_ns):
                 self._queue.remove(ticket.number)
                 self._expire(ticket)
                 continue
@@ -307,11 +307,11 @@ class SchedulerCore:
     def _due_ns(self, ticket: Ticket) -> int | None:
         """When it must have ended: its deadline, or the longest that any request may take."""
         longest_ns = int(self._config.max_request_s * 1e9)
-        dues_ns = [ticket.deadline_ns, ticket.received_ns + longest_ns if longest_ns else None]
+        dues_ns = [ticket.request.deadline_ns, ticket.received_ns + longest_ns if longest_ns else None]
         return min((due_ns for due_ns in dues_ns if due_ns is not None), default=None)
 
     def _expire(self, ticket: Ticket) -> None:
-        if ticket.deadline_ns is not None and ticket.deadline_ns == self._due_ns(ticket):
+        if ticket.request.deadline_ns == self._due_ns(ticket):
             error = DeadlineExpired("the deadline passed before the answer was complete")
         else:
             longest_s = self._config.max_request_s
@@ -388,8 +388,13 @@ class SchedulerCore:
             ),
         )
 
-    def check_integrity(self, open_tickets: dict[int, Ticket]) -> None:
-        """On the scheduling thread. Raises AssertionError."""
-        check_books(self._queue.items(), self._queued, self._queued_of, list(self._books.values()), open_tickets)
-        if not open_tickets and self._desk.buffered_chars:
-            raise AssertionError("text is left though no request is open")
+    def _answer(self, answer: Future[None], open_tickets: Mapping[int, Ticket] | None) -> None:
+        try:
+            if open_tickets is not None:
+                books = list(self._books.values())
+                check_books(self._queue.items(), self._queued, self._queued_of, books, open_tickets)
+                check_text(self._desk.buffered_chars, open_tickets)
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(None)

@@ -17,7 +17,7 @@ def check_books(
     queued: QueueState,
     queued_of: Mapping[tuple[str, PriorityClass], QueueState],
     books: Sequence[Book],
-    open_tickets: dict[int, Ticket],
+    open_tickets: Mapping[int, Ticket],
 ) -> None:
     """Every open request is in one place, and every sum is right. Raises AssertionError naming what is not.
 
@@ -45,6 +45,11 @@ def check_books(
         by_class = (sum(book.sequences_of), sum(book.tokens_of))
         _claim(by_class == (len(held), committed_tokens), f"{book.link.name}: the counts by class are off")
         _claim(book.prefilling_tokens == prefilling_tokens, f"{book.link.name}: prefilling tokens are off")
+
+
+def check_text(buffered_chars: int, open_tickets: Mapping[int, Ticket]) -> None:
+    """Raises AssertionError when text is left that no request waits for."""
+    _claim(not buffered_chars or bool(open_tickets), "text is left though no request is open")
 
 
 def _claim(holds: bool, otherwise: str) -> None:

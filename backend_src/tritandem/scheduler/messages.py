@@ -5,7 +5,8 @@ Engines are named, not referred to: a message outlives nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -61,9 +62,11 @@ class DrainBegun:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """From a thread that waits: `question` runs on the scheduling thread, after everything told before."""
+    """From a thread that waits for `answer`: what was told before is done, and the books agree with `open_tickets`
+    (by number; None: no matter)."""
 
-    question: Callable[[], None]
+    answer: Future[None]
+    open_tickets: Mapping[int, Ticket] | None = None
 
 
 Message: TypeAlias = Arrived | Ended | FirstToken | Refused | EngineUp | EngineDown | DrainBegun | Asked

@@ -12,7 +12,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext
 
 from ..config import SchedulerConfig
@@ -114,7 +115,9 @@ class SchedulerService:
         with self._all_done:
             self._all_done.wait_for(lambda: not self._open, CLOSE_PATIENCE_S)
         stuck = [] if self._watch.close(CLOSE_PATIENCE_S) else ["cancel watch"]
-        self._ask(_nothing)  # every cancel that follows from the ends above is with its engine's link now
+        futures.wait(
+            [self._ask()], CLOSE_PATIENCE_S
+        )  # every cancel that follows from the ends above is with its engine's link now
         stuck += [link.name for link in self._core.links if not link.close(CLOSE_PATIENCE_S)]
         with self._wake:
             self._stopping = True
@@ -173,12 +176,13 @@ class SchedulerService:
         return self._core.snapshot(self.ready(), self._draining, len(self._open))
 
     def check_integrity(self) -> None:
-        """Compare all books with each other. Raises AssertionError naming what does not add up."""
+        """Compare all books with each other. Raises AssertionError naming what does not add up, futures.TimeoutError
+        when the scheduling thread does not answer."""
         if not self._started or self._closed:
             return
         with self._all_done:
             open_tickets = dict(self._open)
-        self._ask(lambda: self._core.check_integrity(open_tickets))
+        self._ask(open_tickets).result(CLOSE_PATIENCE_S)
 
     # Threads --------------------------------------------------------------------------------------
 
@@ -187,21 +191,10 @@ class SchedulerService:
             self._mail.append(message)
             self._wake.notify()
 
-    def _ask(self, question: Callable[[], None]) -> None:
-        """Run on the scheduling thread, wait, and raise here what it raised there."""
-        done = threading.Event()
-        raised: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                question()
-            except BaseException as error:
-                raised.append(error)
-            done.set()
-
-        self._tell(Asked(run))
-        if self._started and done.wait(CLOSE_PATIENCE_S) and raised:
-            raise raised[0]
+    def _ask(self, open_tickets: Mapping[int, Ticket] | None = None) -> futures.Future[None]:
+        answer: futures.Future[None] = futures.Future()
+        self._tell(Asked(answer, open_tickets))
+        return answer
 
     def _run(self) -> None:
         next_gauges_ns = self._clock()
@@ -271,7 +264,3 @@ class SchedulerService:
             trace_parent=request.trace_parent,
             seed=None if request.sampling.greedy else request.sampling.seed,
         )
-
-
-def _nothing() -> None:
-    """Asked only to learn that everything before it has been done."""

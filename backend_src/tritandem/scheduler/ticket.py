@@ -27,7 +27,6 @@ class Ticket:
         "cached_tokens",
         "chars",
         "cumulative_logprob",
-        "deadline_ns",
         "delivered_tokens",
         "dispatched_ns",
         "engine",
@@ -62,7 +61,6 @@ class Ticket:
         self.received_ns = request.received_ns or received_ns
         output = request.output
         self.wants_logprobs = output.logprobs or output.cumulative_logprob
-        self.deadline_ns = request.deadline_ns
         # placement
         self.entry: Waiting | None = None  # set when it is admitted
         self.engine = ""  # whose book it stands in; "": nobody's
