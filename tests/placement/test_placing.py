@@ -28,7 +28,7 @@ ENGINE = """
         thread.start()
     shares = dict.fromkeys(COMPONENTS, Share(frozenset({first}), 1))
     shares["engine_host"] = Share(frozenset({second}), 1)
-    place_engine(Plan(shares, frozenset({first, second}), "test"))
+    place_engine(Plan(shares, frozenset({first, second}), "test"), CORE_THREAD)
     late = threading.Thread(target=stop.wait, name="late")
     late.start()
     masks = {thread.name: sorted(os.sched_getaffinity(thread.native_id)) for thread in threading.enumerate()}

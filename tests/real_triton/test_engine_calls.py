@@ -35,14 +35,15 @@ INITIALIZE = {
     # Lines of the log wait in the same queue as the clean-up of calls that have ended.
     "scheduler": """
         from tritandem.triton_io.hops import bls_engine
-        from tritandem.triton_io.plugs.start import start_scheduler
+        from tritandem.triton_io.plugs.process import Process
+        from tritandem.triton_io.plugs.scheduler_start import start
 
         import threading
 
         import triton_python_backend_utils as pb_utils
 
         bls_engine.ROTATE_AFTER_RESPONSES = 2
-        self._plug = start_scheduler(args)
+        self._plug = start(Process(args))
         opened, logs = bls_engine.BlsEngine._open_stream, threading.Lock()
 
         def open_and_log(engine):

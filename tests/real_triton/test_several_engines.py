@@ -44,10 +44,11 @@ ENGINE = f"""
 """
 SCHEDULER = """
         from tritandem.triton_io.hops import bls_engine
-        from tritandem.triton_io.plugs.start import start_scheduler
+        from tritandem.triton_io.plugs.process import Process
+        from tritandem.triton_io.plugs.scheduler_start import start
 
         bls_engine.ROTATE_AFTER_RESPONSES = 2
-        self._plug = start_scheduler(args)
+        self._plug = start(Process(args))
 """
 
 

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -94,18 +95,21 @@ def refused() -> queue.Queue[FinishedRequest]:
 
 @pytest.fixture
 def plug(service: RecordingService, refused: queue.Queue[FinishedRequest]) -> SchedulerPlug:
-    publisher = RecordingPublisher(service.calls)
+    return plug_of(service, refused.put)
+
+
+def plug_of(service: RecordingService, refused: Callable[[FinishedRequest], None]) -> SchedulerPlug:
     return SchedulerPlug(
-        service,
-        BlsTokenizer(9, threads=2),
-        lambda: LIMITS,
-        str,
-        7.0,
-        refused.put,
-        publisher,
-        FinishedCalls(),
-        KEY,
-        "key",
+        service=service,
+        tokenizer=BlsTokenizer(9, threads=2),
+        limits=lambda: LIMITS,
+        token_text=str,
+        drain_timeout_s=7.0,
+        refused=refused,
+        publisher=RecordingPublisher(service.calls),
+        finished_calls=FinishedCalls(),
+        key=KEY,
+        drain_key="key",
     )
 
 
@@ -318,9 +322,7 @@ def test_a_refusal_that_cannot_be_recorded_or_sent_harms_no_other(service: Recor
     def broken(_: FinishedRequest) -> None:
         raise OSError("/opt/secret: no space left")
 
-    publisher = RecordingPublisher(service.calls)
-    tokenizer = BlsTokenizer(9, threads=2)
-    plug = SchedulerPlug(service, tokenizer, lambda: LIMITS, str, 7.0, broken, publisher, FinishedCalls(), KEY)
+    plug = plug_of(service, broken)
     (bad, bad_sender), (gone, gone_sender), (good, _) = received({}), received({}), received(tokenized(1))
     gone_sender.ended.set()
     plug.execute([bad, gone, good])

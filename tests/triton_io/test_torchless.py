@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 from importlib.util import find_spec
@@ -14,6 +16,13 @@ from tritandem.triton_io.plugs.torchless import keep_torch_out
 keep_torch_out(Path(sys.argv[1]))
 from transformers.utils import is_torch_available
 print(find_spec("torch") is not None, is_torch_available())
+"""
+IMPORTING = """
+import importlib, sys
+from tests.fakes import triton_python_backend_utils
+sys.modules["triton_python_backend_utils"] = triton_python_backend_utils
+importlib.import_module("tritandem.triton_io.plugs." + sys.argv[1])
+print(*{"torch", "transformers", "triton"} & set(sys.modules))
 """
 
 
@@ -32,3 +41,9 @@ def test_a_gguf_file_is_read_with_torch(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     assert seen_after(file) == "True True"
+
+
+@pytest.mark.parametrize("plug", ["engine", "engine_calls", "scheduler_start", "tokenizer"])
+def test_importing_a_plug_brings_neither_torch_nor_transformers(plug: str) -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTING, plug], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -6,9 +6,12 @@ Imports stand in `initialize`: Triton also loads this file once in a throw-away 
 
 class TritonPythonModel:
     def initialize(self, args):
-        from tritandem.triton_io.plugs.start import start_scheduler
+        from tritandem.triton_io.plugs.process import Process
 
-        self._plug = start_scheduler(args)
+        process = Process(args)  # before what follows is imported
+        from tritandem.triton_io.plugs.scheduler_start import start
+
+        self._plug = start(process)
 
     def execute(self, requests):
         self._plug.execute(requests)

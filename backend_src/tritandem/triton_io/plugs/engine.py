@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts.errors import TritandemError
-from ...contracts.requests import EngineRequest
-from ...contracts.stream import LoadSnapshot, TokenBatch
+from ...contracts.stream import TokenBatch
+from ...engine.service import EngineService
+from ...telemetry.publisher import Publisher
 from ..answer.replies import FINAL, answer_each, error_response, send_last
 from ..hops import engine_wire
 from ..hops.engine_wire import Op
@@ -27,34 +27,12 @@ from ..request.incoming import read_arrays
 WAIT_S = 0.1  # how often an idle sender looks whether it shall end, and gives a sign of life
 
 
-class Service(Protocol):
-    """What is used of `engine.service.EngineService`."""
-
-    def submit(self, requests: list[EngineRequest]) -> list[TritandemError | None]: ...
-
-    def cancel(self, seq_ids: Sequence[int]) -> None: ...
-
-    def load(self) -> LoadSnapshot: ...
-
-    def next_batch(self, timeout_s: float) -> TokenBatch | None: ...
-
-    def live(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class Publisher(Protocol):
-    """What is used of `telemetry.publisher.Publisher`."""
-
-    def close(self) -> None: ...
-
-
 class EnginePlug:
     """`execute` and `close` are called from Triton's thread. A call without `key` is refused and does nothing.
     `publisher`, if any, was started and is closed here."""
 
     def __init__(
-        self, service: Service, stream_idle_s: float, key: InnerKey, publisher: Publisher | None = None
+        self, service: EngineService, stream_idle_s: float, key: InnerKey, publisher: Publisher | None = None
     ) -> None:
         self._service, self._key = service, key
         self._publisher = publisher
@@ -121,7 +99,7 @@ class _StreamSender:
     has been idle for a while or another call takes over, then FINAL, exactly once. While there is no batch, empty
     responses take the reader out of its wait: others can open their calls only then (see stream_gate)."""
 
-    def __init__(self, service: Service, sender: Any, idle_s: float) -> None:
+    def __init__(self, service: EngineService, sender: Any, idle_s: float) -> None:
         self._service = service
         self._sender = sender
         self._idle_s = idle_s

@@ -18,11 +18,17 @@ import triton_python_backend_utils as pb_utils
 from ...contracts.errors import ConfigError, EngineFailed
 from ..answer.replies import FINAL, answer_each
 from ..hops.engine_wire import CALL_OUTPUTS, RELAY_SUFFIX
-from ..hops.inner_key import InnerKey
+from ..hops.inner_key import InnerKey, load_inner_key
 from ..request.incoming import read_arrays
 from ..stub_2_51.finished_calls import FinishedCalls
+from .process import Process, WatchedPlug
 
 KEPT_CALLS = 32
+
+
+def start(process: Process) -> WatchedPlug:
+    """Raises ConfigError."""
+    return process.watched(CallRelay(process.args["model_name"], load_inner_key()))
 
 
 class CallRelay:

@@ -23,27 +23,14 @@ def place_process(component: str, config: Config) -> None:
     _settle(plan, component)
 
 
-def plan_engine(config: Config, device: str) -> Plan:
-    """Also moves this process to where it may load: any core near the GPU, and its memory with it.
-
-    Raises ConfigError.
-    """
-    from ...engine.model.loader import resolve_device
-
-    plan = plan_here(config, device, on_gpu=resolve_device(device).type == "cuda")
-    settle(plan.home)  # said once, when it is final
-    return plan
-
-
-def place_engine(plan: Plan) -> None:
-    """When the model is loaded. Threads that start later inherit the mask of the one that starts them."""
-    from ...engine.service import CORE_THREAD  # in here, for it brings torch into a process
-
+def place_engine(plan: Plan, launching: str) -> None:
+    """When the model is loaded; `launching` names the thread that launches steps. Threads that start later inherit the
+    mask of the one that starts them."""
     if _settle(plan, ENGINE) and plan.cpus_of(ENGINE_HOST) != plan.cpus_of(ENGINE):
         for thread in threading.enumerate():
-            if thread.name == CORE_THREAD and thread.native_id is not None:
+            if thread.name == launching and thread.native_id is not None:
                 pin_thread(plan.cpus_of(ENGINE_HOST), thread.native_id)
-        _log.info("%s %s", CORE_THREAD, plan.describe(ENGINE_HOST))
+        _log.info("%s %s", launching, plan.describe(ENGINE_HOST))
 
 
 def _settle(plan: Plan, component: str) -> bool:

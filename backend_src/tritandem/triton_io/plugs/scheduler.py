@@ -11,15 +11,17 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from ...contracts.answers import Chunk, ResponseSink, Stamps
+from ...contracts.answers import Chunk, Stamps
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest, Outcome, Saturated, TritandemError
-from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
+from ...contracts.requests import OutputOptions, PriorityClass
 from ...contracts.stream import FinishReason
 from ...scheduler.ports import FinishedRequest
+from ...scheduler.service import SchedulerService
 from ...telemetry.duration_counts import DurationCounts
+from ...telemetry.publisher import Publisher
 from ..answer.replies import answer_each, public_error, send_error
 from ..answer.sinks import TritonSink
 from ..hops.bls_tokenizer import BlsTokenizer
@@ -35,28 +37,6 @@ from ..request.trace_context import read_trace_parent
 from ..stub_2_51.finished_calls import FinishedCalls
 
 
-class Service(Protocol):
-    """What is used of `scheduler.service.SchedulerService`."""
-
-    def start(self) -> None: ...
-
-    def submit(self, request: GenerationRequest, sink: ResponseSink) -> None: ...
-
-    def stop(self, request_id: str) -> Any: ...
-
-    def refusal(self, tenant: str, priority: PriorityClass) -> TritandemError | None: ...
-
-    def drain(self, timeout_s: float) -> Any: ...
-
-    def close(self) -> Any: ...
-
-
-class Publisher(Protocol):
-    """What is used of `telemetry.publisher.Publisher`."""
-
-    def close(self) -> None: ...
-
-
 class SchedulerPlug:
     """`limits` is called on the first request, when engines can be asked; its answer is kept.
 
@@ -66,7 +46,8 @@ class SchedulerPlug:
 
     def __init__(
         self,
-        service: Service,
+        *,
+        service: SchedulerService,
         tokenizer: BlsTokenizer,
         limits: Callable[[], ModelLimits],
         token_text: Callable[[int], str],

@@ -14,46 +14,58 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from ...config import model_folder_from_environment
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import TritandemError
+from ...placement import TOKENIZER
+from ...telemetry.publisher import Publisher
+from ...telemetry.registry import Registry
+from ...tokenizer import Encoded, TextTokenizer, load_tokenizer
 from ..answer.replies import FINAL, answer_each, public_error, send_error
 from ..hops import handover
 from ..hops.handover import Handover
-from ..hops.inner_key import InnerKey
+from ..hops.inner_key import InnerKey, load_inner_key
 from ..hops.waiting_texts import WaitingTexts
+from ..reports.publishing import tokenizer_publisher
+from ..reports.tokenizer_report import TokenizerReport
 from ..request.incoming import read_arrays, read_id, read_parameters_text
 from ..request.prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
 from ..request.schema import REFUSAL
 from ..request.tensor_values import Inputs
+from .context_limit import most_prompt_tokens
+from .placing import place_process
+from .process import Process, WatchedPlug
+from .torchless import keep_torch_out
 
 # Ids of a request that has no prompt because it stops another one; the scheduler does not read them.
 _STOP_IDS: Int32Array = np.zeros(1, np.int32)
 
 
-class Encoded(Protocol):
-    @property
-    def ids(self) -> Int32Array: ...
-
-
-class Tokenizer(Protocol):
-    """What is used of `tokenizer.TextTokenizer`."""
-
-    def submit(self, text: str, *, max_tokens: int | None) -> Future[Any]: ...
-
-    def submit_chat(self, messages: Sequence[dict[str, Any]], *, max_tokens: int | None) -> Future[Any]: ...
-
-    def close(self) -> None: ...
-
-
-class Publisher(Protocol):
-    """What is used of `telemetry.publisher.Publisher`."""
-
-    def close(self) -> None: ...
+def start(process: Process) -> WatchedPlug:
+    """Raises ConfigError."""
+    model, config = model_folder_from_environment(), process.config
+    keep_torch_out(model)
+    place_process(TOKENIZER, config)
+    with process.loading():
+        tokenizer = load_tokenizer(model, config.tokenizer)
+    name, registry = process.args["model_instance_name"], Registry()
+    report = TokenizerReport(registry, name, tokenizer.stats)
+    publisher = tokenizer_publisher(config.telemetry, report, registry, name)
+    publisher.start()
+    plug = TokenizerPlug(
+        tokenizer,
+        load_inner_key(),
+        max_tokens=most_prompt_tokens(model, config.engine),
+        note=report.note if config.telemetry.metrics else None,
+        publisher=publisher,
+        max_waiting=config.scheduler.max_queued_requests,
+    )
+    return process.watched(plug)
 
 
 class TokenizerPlug:
@@ -66,10 +78,10 @@ class TokenizerPlug:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         key: InnerKey,
         max_tokens: int | None = None,
-        note: Callable[[Any], None] | None = None,
+        note: Callable[[Encoded], None] | None = None,
         publisher: Publisher | None = None,
         max_waiting: int = sys.maxsize,
     ) -> None:
@@ -122,12 +134,12 @@ class TokenizerPlug:
             future.add_done_callback(self._noted)
         future.add_done_callback(reply.settle)
 
-    def _submit(self, prompt: PromptSource) -> Future[Any]:
+    def _submit(self, prompt: PromptSource) -> Future[Encoded]:
         if prompt.text is not None:
             return self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
         return self._tokenizer.submit_chat(prompt.messages or [], max_tokens=self._max_tokens)
 
-    def _noted(self, done: Future[Any]) -> None:
+    def _noted(self, done: Future[Encoded]) -> None:
         if self._note is not None and done.exception() is None:
             self._note(done.result())
 
@@ -139,7 +151,7 @@ class _Reply:
         self._sender, self._takes_refusals = sender, takes_refusals
         self._received_ns, self._key = received_ns, key
 
-    def settle(self, done: Future[Any]) -> None:
+    def settle(self, done: Future[Encoded]) -> None:
         error = done.exception()
         if error is None:
             self.answer(done.result().ids)

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ...telemetry import families as f
 from ...telemetry.duration_counts import LockedDurationCounts
 from ...telemetry.registry import Registry
-from ...tokenizer import TokenizerStats
-
-
-class Timed(Protocol):
-    """What is used of `tokenizer.Encoded`."""
-
-    @property
-    def queue_ns(self) -> int: ...
-
-    @property
-    def encode_ns(self) -> int: ...
+from ...tokenizer import Encoded, TokenizerStats
 
 
 class TokenizerReport:
@@ -29,7 +18,7 @@ class TokenizerReport:
         self._queue_wait = LockedDurationCounts(f.TOKENIZE_QUEUE_WAIT, process=process)
         self._encode = LockedDurationCounts(f.TOKENIZE_ENCODE, process=process)
 
-    def note(self, encoded: Timed) -> None:
+    def note(self, encoded: Encoded) -> None:
         """One text is done. Any thread."""
         self._queue_wait.note(encoded.queue_ns)
         self._encode.note(encoded.encode_ns)

@@ -1,0 +1,44 @@
+"""Starts the model `engine`: loads the weights, runs the model once, pins the thread that launches steps.
+
+Beside the plug, because it brings torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import triton_python_backend_utils as pb_utils
+
+from ...config import model_folder_from_environment
+from ...engine.model.loader import resolve_device
+from ...engine.service import CORE_THREAD, build_engine
+from ...placement import ENGINE, plan_here, settle
+from ...telemetry.step_meter import StepMeter
+from ..hops.inner_key import load_inner_key
+from ..reports.publishing import engine_publisher
+from .engine import EnginePlug
+from .placing import place_engine
+from .process import Process, WatchedPlug
+
+
+def start(process: Process) -> WatchedPlug:
+    """With progress in the log. Raises ConfigError."""
+    settings, name = process.config, process.args["model_name"]
+    key = load_inner_key()
+    device = process.parameter("device") or settings.engine.device
+    plan = plan_here(settings, device, on_gpu=resolve_device(device).type == "cuda")
+    settle(plan.home)  # any core near the GPU while it loads, and its memory with it; said once, when it is final
+    threads = settings.engine.threads or plan.shares[ENGINE].threads
+    config = dataclasses.replace(settings.engine, device=device, threads=threads)
+    meter = StepMeter(name)
+    service = build_engine(
+        model_folder_from_environment(),
+        config,
+        lambda message: pb_utils.Logger.log_info(f"{name}: {message}"),
+        meter if settings.telemetry.metrics else None,
+        process.busy("a step on the device", settings.watch.step_s),
+    )
+    place_engine(plan, launching=CORE_THREAD)
+    publisher = engine_publisher(settings.telemetry, meter)
+    publisher.start()
+    return process.watched(EnginePlug(service, config.stream_idle_s, key, publisher))
