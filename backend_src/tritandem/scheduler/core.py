@@ -1,8 +1,8 @@
 """What happens on the scheduling thread: admission, order, permits, moves, deadlines.
 
 Single-threaded: every method but the read-only ones at the end runs on the service's scheduling thread, and none
-blocks. Kept minimal: every request and every end passes through it. It only keeps the books that the pure functions
-of `admission`, `policy`, `batch_limits` and `dispatch` decide by.
+blocks. Keep this file minimal: every request passes through it. It keeps the books that the pure functions of
+`admission`, `policy`, `batch_limits` and `dispatch` decide by.
 """
 
 from __future__ import annotations
