@@ -231,7 +231,7 @@ CASES = (
         {**IDLE, "tritandem_client_connections_stalled": (1, 1), "tritandem_client_unsent_bytes": (40960, 20480)},
         Verdict.DELIVERY,
         Severity.WARNING,
-        "1 clients take nothing; 20 KiB wait for them",
+        "1 client connections are stalled; 20 KiB wait to be read",
     ),
     Case(
         "a client that stalled for a moment",

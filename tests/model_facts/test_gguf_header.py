@@ -58,7 +58,7 @@ def test_every_way_of_being_cut_off_is_said(file: Path) -> None:
 
 def test_a_tensor_twice_is_named(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"weights_two", b"weights_one"))
-    with pytest.raises(ConfigError, match="the tensor weights_one stands there twice"):
+    with pytest.raises(ConfigError, match="the tensor weights_one is listed twice"):
         read_gguf(file)
 
 

@@ -60,7 +60,7 @@ def test_a_weight_in_two_files_is_named(tmp_path: Path) -> None:
     _save(tmp_path / "1.safetensors", "a")
     _save(tmp_path / "2.safetensors", "a", "b")
     _sharded(tmp_path, a="1.safetensors", b="2.safetensors")
-    with pytest.raises(ConfigError, match=r"the weight a stands in 1\.safetensors and again in 2\.safetensors"):
+    with pytest.raises(ConfigError, match=r"the weight a is in 1\.safetensors and also in 2\.safetensors"):
         read_weights(tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_a_weight_twice_in_one_file_is_named(tmp_path: Path) -> None:
     entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     header = f'{{"a":{entry},"a":{entry}}}'.encode()
     (tmp_path / ONE).write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
-    with pytest.raises(ConfigError, match="a stands there twice"):
+    with pytest.raises(ConfigError, match="a is listed twice"):
         read_weights(tmp_path)
 
 

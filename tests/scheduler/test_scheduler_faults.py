@@ -103,7 +103,7 @@ def test_an_engine_that_lost_its_sequences_without_a_word_is_found_out(start: St
         engine.forget()
     sink.wait_end()
     assert sink.error is not None
-    assert "no longer knows" in str(sink.error)
+    assert "lost its sequences" in str(sink.error)
     assert len(engine.submits) == 3, "it was moved back twice before it was given up"
 
 

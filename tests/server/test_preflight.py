@@ -253,7 +253,7 @@ def test_what_is_wrong_with_the_configuration_is_said_once(fake_install, tmp_pat
     config.write_text("[engine]\ndevice = 'tpu'\n")
     said = [str(error) for _, error in preflight.findings(ServeOptions(None, tmp_path, engine_config=config)) if error]
     assert sum("given 'tpu'" in words for words in said) == 1
-    assert said.count("not checked: mend the configuration file first") >= 3
+    assert said.count("not checked: fix the configuration file first") >= 3
 
 
 def test_findings_go_on_after_a_refusal(fake_install, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
         "parameters: given 'invalid UTF-8 at",
     ),
     "a Latin-1 name": (lambda: received(HI, b'{"ten\xe4nt": "a"}'), "parameters: given 'invalid UTF-8 at byte 5'"),
-    "parameters that are no JSON": (lambda: received(HI, b'{"a": inf}'), "parameters: given 'no JSON"),
+    "parameters that are no JSON": (lambda: received(HI, b'{"a": inf}'), "parameters: given 'not JSON"),
     "a bad byte in the id": (lambda: received(HI, request_id=b"\xff"), "request_id: given 'invalid UTF-8 at byte 0'"),
     "a long id": (lambda: received(HI, request_id="i" * MEGABYTES), "allowed: a text of at most 256 characters"),
     "a bad byte in the text": (
@@ -45,7 +45,7 @@ BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     ),
     "no shape": (lambda: received({"text_input": np.array(b"a", np.object_)}), r"text_input: given 'shape \[\]'"),
     "another type": (lambda: received({"text_input": np.zeros((1, 1))}), "text_input: given 'dtype float64'"),
-    "a torn tensor": (torn, r"text_input: given 'bytes that make no tensor \(RuntimeError\)'"),
+    "a torn tensor": (torn, r"text_input: given 'bytes that are no valid tensor \(RuntimeError\)'"),
     "an unknown tensor": (lambda: received(HI | {"x\x1b": np.zeros(1)}), r"x\\u001b: given 'an unknown input'"),
     "a long name": (lambda: received(HI, {"x" * MEGABYTES: 1}), "given 'an unknown parameter'"),
     "long messages": (lambda: received({"text_input": text("")}, {"messages": "[" * MEGABYTES}), "messages: given"),

@@ -117,7 +117,7 @@ def run_load(grpc_url: str, rps: float, duration_s: float, say: Callable[[str], 
 
     report = run(config, tell)
     for reason in report.reasons:
-        say(f"the load was not quite the one asked for: {reason}")
+        say(f"the load differed from the one asked for: {reason}")
     return report.summary
 
 

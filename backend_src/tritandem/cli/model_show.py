@@ -23,7 +23,7 @@ def add_parser(actions: Any) -> None:
         "show",
         help="what a model's files say, and whether it can be served",
         description="What a model's files say, without loading them, and whether it can be served: exit code 0 or 1. "
-        "Seconds, most of them for importing torch.",
+        "Takes some seconds, most of them to import torch.",
     )
     parser.add_argument("model", metavar="DIR|GGUF|NAME", help="a folder, a GGUF file, or the name of a fetched model")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")

@@ -110,7 +110,7 @@ def _check(header: GgufHeader, file_bytes: int) -> None:
     seen: set[str] = set()
     for tensor in header.tensors:
         if tensor.name in seen:
-            raise ValueError(f"the tensor {tensor.name} stands there twice")
+            raise ValueError(f"the tensor {tensor.name} is listed twice")
         seen.add(tensor.name)
         if (end := tensor.offset + tensor_bytes(tensor)) > file_bytes:
             raise ValueError(f"cut off: the tensor {tensor.name} ends at byte {end}, the file at {file_bytes}")

@@ -96,7 +96,7 @@ def check_vocabulary(folder: ModelFolder, vocabulary: Vocabulary) -> None:
         first = min(beyond, key=vocabulary.ids.__getitem__)
         raise ConfigError(
             f"{folder.path}: {len(beyond)} tokens of the tokenizer have no row in the model's embedding, which has "
-            f"{rows} (vocab_size): {first!r} is {vocabulary.ids[first]}; tokenizer and model are not of one another"
+            f"{rows} (vocab_size): {first!r} is {vocabulary.ids[first]}; tokenizer and model do not belong together"
         )
 
 

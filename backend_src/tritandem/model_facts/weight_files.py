@@ -49,7 +49,7 @@ def read_weights(folder: Path) -> dict[str, Weight] | None:
     for file in files:
         for name, weight in read_header(folder / file).items():
             if name in weights:
-                raise ConfigError(f"{folder}: the weight {name} stands in {held_by[name]} and again in {file}")
+                raise ConfigError(f"{folder}: the weight {name} is in {held_by[name]} and also in {file}")
             weights[name], held_by[name] = weight, file
     for name, file in placed.items():
         if held_by.get(name) != file:
@@ -84,5 +84,5 @@ def _weight(entry: dict[str, Any]) -> Weight:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if twice:
-        raise ValueError(f"{twice[0]} stands there twice")
+        raise ValueError(f"{twice[0]} is listed twice")
     return dict(pairs)

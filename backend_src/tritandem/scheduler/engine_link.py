@@ -100,7 +100,7 @@ class EngineLink:
         with self._wake:
             if self.health is Health.DOWN or self._closed:
                 return
-            log.warning("engine %s is left out: %s", self.name, error)
+            log.warning("engine %s is out of service: %s", self.name, error)
             self.health = Health.DOWN
             self.load, self._streamed_steps = LoadSnapshot(), 0
             self._orphans += [*self._router.routes, *self._cancels]
@@ -246,7 +246,7 @@ class EngineLink:
             try:
                 messages = self._read_stream(me)
                 if messages == 0 and any(seq_id in self._router.routes for seq_id in owed):
-                    raise EngineFailed("it no longer knows its sequences")
+                    raise EngineFailed("it has lost its sequences (restarted?)")
             except Exception as error:
                 if self._reader is not me:
                     return

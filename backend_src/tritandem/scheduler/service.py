@@ -220,14 +220,14 @@ class SchedulerService:
         try:
             step()
         except Exception:
-            log.exception("the scheduling thread goes on after")
+            log.exception("the scheduling thread continues after an error")
 
     def _take(self, message: Message) -> None:
         """A bug that one request brings to light must not leave its client waiting."""
         try:
             self._core.take(message, self._clock())
         except Exception as error:
-            log.exception("the scheduling thread goes on after")
+            log.exception("the scheduling thread continues after an error")
             if isinstance(message, Arrived):
                 self._desk.end(message.ticket, ended_by_error(EngineFailed(f"internal error ({type(error).__name__})")))
 

@@ -161,7 +161,7 @@ class Watch:
             if self._wake in ready and signal.SIGTERM in os.read(self._wake, 64):
                 self._stop()
             if self._silent_s is not None and self._silent_s > LAUNCHER_SILENCE_S and not self.launcher_hangs:
-                say(f"guardian: the launcher has said nothing for {self._silent_s:.0f} s, the server ends")
+                say(f"guardian: no sign of life from `tritandem serve` for {self._silent_s:.0f} s; stopping the server")
                 self.launcher_hangs, self._give_up_s = True, time.monotonic() + self._drain_s + UNLOAD_S
                 self._stop()
             if self._give_up_s is not None and time.monotonic() > self._give_up_s:

@@ -52,7 +52,7 @@ def findings(options: ServeOptions) -> list[tuple[str, ConfigError | None]]:
             results.append((name, None))
         except ConfigError as error:
             first = said.setdefault(str(error), name)
-            results.append((name, error if first == name else Refusal("not checked", f"mend the {first} first")))
+            results.append((name, error if first == name else Refusal("not checked", f"fix the {first} first")))
     return results
 
 

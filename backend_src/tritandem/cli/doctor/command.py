@@ -37,7 +37,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--url", metavar="HOST:PORT", help=f"the server's metrics port (default: {LOCAL_URL} if it answers)"
     )
-    parser.add_argument("--seconds", type=_seconds, default=10.0, help="to look on (default: %(default)g)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=10.0, help="how long to observe the server (default: %(default)g)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     preflight = parser.add_argument_group("before a start")
     preflight.add_argument("--preflight", action="store_true", help="make the checks of a start with the flags below")

@@ -168,7 +168,7 @@ def _delivery(s: Signals) -> Finding | None:
         return Finding(
             Verdict.DELIVERY,
             Severity.WARNING,
-            f"{s.stalled_clients:.0f} clients take nothing; {s.unsent_bytes / 1024:.0f} KiB wait for them",
+            f"{s.stalled_clients:.0f} client connections are stalled; {s.unsent_bytes / 1024:.0f} KiB wait to be read",
             (
                 "look at those clients and what is between: a proxy that buffers, a reader that does other work",
                 "the server loses nothing by it but memory: other streams go on",

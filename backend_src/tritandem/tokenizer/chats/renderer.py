@@ -40,7 +40,7 @@ class ChatRenderer:
             try:
                 self._templates[text] = ChatTemplate(sandbox, text, special_tokens)
             except (TooLarge, TooMuchWork) as error:
-                raise ConfigError(f"the chat template of the model makes {error} out of one short message") from error
+                raise ConfigError(f"the model's chat template turns one short message into {error}") from error
             except Exception as error:  # malformed: text alone can be served
                 self._templates[text] = error
 
@@ -97,7 +97,7 @@ class ChatRenderer:
                 raise InvalidRequest(f"tools[{index}]", tool, "an object with type and function")
         for name in variables:
             if name in self._reserved:
-                raise InvalidRequest(name, variables[name], "names that the chat template itself defines")
+                raise InvalidRequest(name, variables[name], "a name that the chat template does not define itself")
 
 
 def _refused(messages: Sequence[Any], error: Exception) -> InvalidRequest:

@@ -91,4 +91,4 @@ def _remember(file: Path, equal: bool) -> None:
         partial.write_text(json.dumps({"equal": equal}), encoding="utf-8")
         partial.replace(file)
     except OSError as error:
-        log.info("the verdict on fastokens is not kept: %s", error)
+        log.info("the result of the fastokens check could not be saved: %s", error)

@@ -72,7 +72,7 @@ class BlsEngine:
         if not self._reading.acquire(blocking=False):
             self._call(engine_wire.pack_call(Op.END_STREAM))
             if not self._reading.acquire(timeout=END_STREAM_S):
-                raise EngineFailed(f"{self.name}: the stream of before does not end")
+                raise EngineFailed(f"{self.name}: the previous token stream does not end")
         try:
             call = self._open_stream()
             while call is not None:

@@ -43,7 +43,7 @@ class InnerKey:
     def unlock(self, header: Int64Array) -> Int64Array:
         """[WORDS + n] -> a view of [n]. Raises InvalidRequest for a call that is not of this server."""
         if not hmac.compare_digest(header[:WORDS].tobytes(), self._call):
-            raise InvalidRequest("header", "a call without the key of this server", "those of its own models")
+            raise InvalidRequest("header", "a call without the key of this server", "calls of the server's own models")
         return header[WORDS:]
 
     def seal(self, numbers: Int64Array, text: bytes) -> Int64Array:

@@ -39,7 +39,9 @@ def read_arrays(request: Any) -> dict[str, Any]:
         try:
             arrays[name] = tensor.as_numpy()
         except Exception as error:
-            raise InvalidRequest(name, f"bytes that make no tensor ({type(error).__name__})", "a tensor") from error
+            raise InvalidRequest(
+                name, f"bytes that are no valid tensor ({type(error).__name__})", "a tensor"
+            ) from error
     return arrays
 
 

@@ -56,7 +56,7 @@ def read_parameters(text: str) -> dict[str, Any]:
     try:
         parameters: dict[str, Any] = json.loads(text)
     except ValueError as error:  # Triton writes what no JSON can hold, such as an infinite number
-        raise InvalidRequest("parameters", f"no JSON ({error})", "names and values that JSON can hold") from error
+        raise InvalidRequest("parameters", f"not JSON ({error})", "names and values that JSON can hold") from error
     for name in parameters:
         if name not in PARAMETERS and name not in (DRAIN_KEY, DRAIN_TIMEOUT_MS) and not is_sampling_name(name):
             allowed = f"an input, or one of {', '.join(PARAMETERS)}{_perhaps(name)}"
