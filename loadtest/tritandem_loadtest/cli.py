@@ -6,17 +6,15 @@ A terminal gets no JSON line: its 3,000 characters would push the table off the 
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from .config import ARRIVALS, GRPC_CLIENTS, PROTOCOLS, WORKLOADS, LoadTestError, RunConfig, parse_slo
-from .dialects import DIALECTS
+from .config import LoadTestError, RunConfig, parse_rates, settings
 from .report import Report
 from .runner import read_report, run
 
@@ -49,7 +47,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="more", metavar="[sweep|report]")
     sweep = commands.add_parser("sweep", help="find the highest rate that keeps the SLO")
     _add_flags(sweep)
-    sweep.add_argument("--rps", type=_rates, required=True, help="rates to try in rising order, such as 1,2,4,8")
+    sweep.add_argument(
+        "--rps", type=_argument(parse_rates), required=True, help="rates to try in rising order, such as 1,2,4,8"
+    )
     sweep.set_defaults(func=_sweep_command)
     again = commands.add_parser("report", help="compute a report again from the stamps of a finished run")
     again.add_argument("directory", type=Path, help="--out of the run, or --stamps-dir of Locust")
@@ -57,44 +57,34 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of RunConfig but `rps`, named after it; those with a choice or a syntax are explicit."""
-    add = parser.add_argument
-    add("--url", default=_DEFAULTS.url, help="HOST:PORT of gRPC, or the http(s):// base URL (default %(default)s)")
-    add("--protocol", choices=PROTOCOLS, default=_DEFAULTS.protocol)
-    add("--grpc-client", choices=GRPC_CLIENTS, default=_DEFAULTS.grpc_client, help="grpcio: slower, for comparison")
-    add("--dialect", choices=sorted(DIALECTS), default=_DEFAULTS.dialect, help="whose tensor names to speak")
-    add("--model", default="", help="model name (default: the dialect's)")
-    add("--header", dest="headers", type=_header, action="append", default=[], metavar="NAME:VALUE",
-        help="of every request, such as 'Authorization: Bearer KEY'; kept in no file")  # fmt: skip
-    add("--arrival", choices=ARRIVALS, default=_DEFAULTS.arrival, help="arrival process; closed: --users streams busy")
-    add("--duration", dest="duration_s", type=float, default=_DEFAULTS.duration_s, metavar="SECONDS")
-    add("--burstiness", type=float, default=_DEFAULTS.burstiness, help="gamma: coefficient of variation of gaps")
-    add("--ramp-to", dest="ramp_to_rps", type=float, default=0.0, metavar="RPS")
-    add("--steps", dest="steps_rps", type=_rates, default=(), metavar="RPS,RPS,...")
-    add("--trace", default="", help="CSV or JSONL with time, prompt_tokens, output_tokens")
-    add("--requests", dest="max_requests", type=int, default=0, help="stop after so many (0: by duration)")
-    add("--users", type=int, default=0, help="streams in flight at most (0: 20 seconds of --rps)")
-    add("--processes", type=int, default=1, help="load-generating processes")
-    add("--connections", type=int, default=_DEFAULTS.connections, help="gRPC connections of each process")
-    add("--workload", choices=WORKLOADS, default=_DEFAULTS.workload)
-    add("--prompt-words", default=_DEFAULTS.prompt_words, help="N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA")
-    add("--output-tokens", default=_DEFAULTS.output_tokens, help="same syntax; sent as max_tokens")
-    add("--prompt-pool", type=int, default=0, metavar="N", help="words: N prompts again and again (0: none twice)")
-    add("--shared-prefix-words", type=int, default=_DEFAULTS.shared_prefix_words)
-    add("--shared-prefixes", type=int, default=_DEFAULTS.shared_prefixes, help="how many different ones")
-    add("--chat-turns", type=int, default=_DEFAULTS.chat_turns)
-    add("--prompts", default="", metavar="FILE", help="JSONL for --workload jsonl")
-    add("--ignore-eos", action="store_true", help="always generate --output-tokens tokens")
-    add("--sampling", type=_json_object, default={}, metavar="JSON", help='such as {"temperature": 0.7}')
-    add("--seed", type=int, default=0)
-    add("--slo", type=_slo, default={}, metavar="METRIC=MS,...", help="such as ttft=500ms,itl=50ms")
-    add("--slo-percentile", type=float, default=_DEFAULTS.slo_percentile)
-    add("--late-after-ms", type=float, default=_DEFAULTS.late_after_ms, help="a request sent later is missed")
-    add("--warmup", dest="warmup_s", type=float, default=0.0, metavar="SECONDS", help="sent but not counted")
-    add("--timeout", dest="timeout_s", type=float, default=_DEFAULTS.timeout_s, metavar="SECONDS")
-    add("--drain", dest="drain_s", type=float, default=_DEFAULTS.drain_s, metavar="SECONDS")
-    add("--out", dest="out_dir", default="", metavar="DIR", help="raw stamps, figures and report.html go here")
-    add("--quiet", action="store_true", help="no progress")
+    """One flag for each field of RunConfig but `rps`."""
+    for name, setting in settings().items():
+        flag, default = setting.flag or "--" + name.replace("_", "-"), getattr(_DEFAULTS, name)
+        told = "" if setting.parse or default in ("", 0, False) else " (default: %(default)s)"
+        more: dict[str, Any] = {"dest": name, "default": default, "help": setting.doc + told}
+        if isinstance(default, bool):
+            more["action"] = "store_true"
+        else:
+            more |= {"type": type(default), "choices": setting.choices, "metavar": setting.metavar}
+        if setting.parse:
+            more["type"] = _argument(setting.parse)
+        if name == "headers":
+            more |= {"action": "append", "default": []}
+        if name != "rps":
+            parser.add_argument(flag, **more)
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type for argparse, which shows the text of its own error alone."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except LoadTestError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def _config(args: argparse.Namespace, **changes: Any) -> RunConfig:
@@ -193,34 +183,3 @@ def show_progress(at_s: float, counts: dict[str, int]) -> None:
     line = f"{at_s:6.0f} s   sent {counts['sent']}   done {counts['done']}   failed {counts['failed']}   "
     line += f"tokens {counts['tokens']}"
     print(line, file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip():
-        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: NAME:VALUE")
-    return name.strip(), value.strip()
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: rates such as 1,2,4") from None
-
-
-def _slo(text: str) -> dict[str, float]:
-    try:
-        return parse_slo(text)
-    except LoadTestError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"given {text!r}, not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: a JSON object")
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import LoadTestError, RunConfig
+from ..config import RunConfig
 from ..dialects import DIALECTS
 from .grpc_h2 import H2Transport
 from .grpc_io import GrpcioTransport
@@ -11,9 +11,7 @@ from .sse import OpenAi, SseTransport, TritonGenerate
 
 
 def connect(config: RunConfig) -> Transport:
-    """Raises LoadTestError for a dialect that does not exist. Nothing is sent yet."""
-    if config.dialect not in DIALECTS:
-        raise LoadTestError(f"dialect: given {config.dialect!r}, allowed: {', '.join(DIALECTS)}")
+    """Nothing is sent yet. Raises ValueError for a URL without a host or, for gRPC, without a port."""
     dialect = DIALECTS[config.dialect]
     model = config.model or dialect.model
     if config.protocol == "openai":
