@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,18 @@ def received(
         sender=sender,
     )
     return request, sender
+
+
+def answered_by(plug: Any) -> Callable[[pb_utils.InferenceRequest], list[Any]]:
+    """A call of another model, answered by its plug."""
+
+    def call(request: pb_utils.InferenceRequest) -> list[Any]:
+        parameters = json.loads(request.parameters())
+        forwarded, sender = received(
+            request.arrays(), parameters, request.request_id(), request.requested_output_names()
+        )
+        plug.execute([forwarded])
+        responses: list[Any] = sender.wait_end()
+        return responses
+
+    return call

@@ -21,7 +21,7 @@ from tritandem.triton_io.request.prompt_source import PromptSource
 from tests.triton_io.handed_over import KEY
 
 SHORT, LONG = PromptSource(text="short"), PromptSource(text="x" * (LONG_CHARS + 1))
-LONG_CHAT = PromptSource(messages=[{"role": "user", "content": "x" * (LONG_CHARS + 1)}])
+LONG_CHAT = PromptSource(chat="x" * (LONG_CHARS + 1))
 
 
 class Tokenizer:

@@ -163,7 +163,7 @@ def test_a_chat_needs_no_text_and_goes_with_an_empty_one() -> None:
     messages = json.dumps([{"role": "user", "content": "hi"}])
     for arrays in ({"stream": one(False, np.bool_)}, {"text_input": text("")}):
         draft = decode("id", Inputs(arrays), {"messages": messages}, 0)
-        assert draft.prompt.messages == [{"role": "user", "content": "hi"}]
+        assert draft.prompt.chat == messages
         assert draft.returns.output.exclude_input
 
 

@@ -35,11 +35,13 @@ from tritandem.triton_io.hops.bls_tokenizer import BlsTokenizer
 from tritandem.triton_io.hops.handover import FRESH_NS, Handover
 from tritandem.triton_io.hops.inner_key import InnerKey
 from tritandem.triton_io.plugs.scheduler import SchedulerPlug
+from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
 from tritandem.triton_io.request.decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
 
 from tests.triton_io.bad_requests import BAD, HI
-from tests.triton_io.handed_over import KEY, one, received, text
+from tests.triton_io.handed_over import KEY, answered_by, one, received, text
+from tests.triton_io.test_tokenizer_plug import SlowForLongTexts
 
 LIMITS = ModelLimits(100, 1000, (2,), 8, PriorityClass.NORMAL, 0.0, lambda word: [3])
 REFUSED = InvalidRequest("text_input", "bad", "something else")
@@ -291,7 +293,8 @@ def test_no_request_harms_another_whatever_is_wrong_with_it(
     plug: SchedulerPlug, service: RecordingService, refused: queue.Queue[FinishedRequest], name: str
 ) -> None:
     make, words = BAD[name]
-    tokenizer_says(5)
+    tokenizer = TokenizerPlug(SlowForLongTexts(), KEY)
+    pb_utils.InferenceRequest.models["tokenizer"] = answered_by(tokenizer)
     (first, _), (bad, bad_sender), (last, _) = received(HI), make(), received(HI)
     plug.execute([first, bad, last])
     for _ in range(2):

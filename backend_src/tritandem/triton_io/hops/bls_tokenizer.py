@@ -8,7 +8,6 @@ they may take a hundred times as long: short ones never wait for them. `execute`
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -93,7 +92,7 @@ class BlsTokenizer:
         else:
             # A request without any tensor cannot be made; `stop` false says nothing.
             inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))
-            parameters["messages"] = json.dumps(prompt.messages)
+            parameters["messages"] = prompt.chat or ""
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
             requested_output_names=handover.OUTPUTS,

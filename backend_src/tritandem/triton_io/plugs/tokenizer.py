@@ -33,6 +33,7 @@ from ..hops.inner_key import InnerKey, load_inner_key
 from ..hops.waiting_texts import WaitingTexts
 from ..reports.publishing import tokenizer_publisher
 from ..reports.tokenizer_report import TokenizerReport
+from ..request.chat_messages import read_messages
 from ..request.incoming import read_arrays, read_id, read_parameters_text
 from ..request.prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
 from ..request.schema import REFUSAL
@@ -120,7 +121,7 @@ class TokenizerPlug:
             self._publisher.close()
 
     def _encode(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
-        if prompt.text is None and prompt.messages is None:
+        if prompt.text is None and prompt.chat is None:
             reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
         self._waiting.enter(tenant)
@@ -137,7 +138,7 @@ class TokenizerPlug:
     def _submit(self, prompt: PromptSource) -> Future[Encoded]:
         if prompt.text is not None:
             return self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
-        return self._tokenizer.submit_chat(prompt.messages or [], max_tokens=self._max_tokens)
+        return self._tokenizer.submit_chat(read_messages(prompt.chat or ""), max_tokens=self._max_tokens)
 
     def _noted(self, done: Future[Encoded]) -> None:
         if self._note is not None and done.exception() is None:

@@ -1,6 +1,7 @@
 """What a request asks about: exactly one of text, chat messages and token ids; or it stops another one.
 
-Pure. Used by the tokenizer (which turns it into ids) and by the scheduler (which validates the rest).
+Pure. Used by the tokenizer (which turns it into ids) and by the scheduler (which validates the rest). A chat stays the
+text that it came as: to parse it is the tokenizer's (see chat_messages).
 """
 
 from __future__ import annotations
@@ -13,40 +14,35 @@ from typing import Any
 
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest
-from . import client_json
 from .sampling_fields import KNOWN_NAMES, is_sampling_name
 from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, INPUT_OF_NAME, PARAMETERS
 from .tensor_values import Inputs
 
-MAX_MESSAGES = 10_000
-MAX_MESSAGES_CHARS = 1 << 24
+MAX_CHAT_CHARS = 1 << 24
 MAX_COMPARED_CHARS = 64
 MAX_TENANT_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """One of the fields is set; none when `stop` is."""
+    """One of the fields is set; none when `stop` is. `chat`: the JSON text of messages, as the client wrote it."""
 
     text: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    chat: str | None = None
     input_ids: Int32Array | None = None
     stop: bool = False
 
     @property
     def chars(self) -> int:
         """Characters to encode, roughly: what tells short work from long."""
-        if self.text is not None:
-            return len(self.text)
-        contents = (message.get("content") for message in self.messages or ())
-        return sum(len(content if isinstance(content, str) else str(content)) for content in contents)
+        return len(self.text or self.chat or "")
 
     @property
     def field_name(self) -> str:
         """The input to name when the prompt is too long."""
         if self.text is not None:
             return "text_input"
-        return "messages" if self.messages is not None else "input_ids"
+        return "messages" if self.chat is not None else "input_ids"
 
 
 def read_parameters(text: str) -> dict[str, Any]:
@@ -80,16 +76,16 @@ def read_tenant(parameters: Mapping[str, Any]) -> str:
 
 
 def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
-    """Raises InvalidRequest for none, several, an empty one, invalid UTF-8, malformed messages."""
+    """Raises InvalidRequest for none, several, an empty one, invalid UTF-8, a chat that is no text."""
     if inputs.flag("stop"):
         return PromptSource(stop=True)
     text, input_ids = inputs.text("text_input"), inputs.ids("input_ids")
-    raw_messages = parameters.get("messages")
-    if text == "" and raw_messages is not None:
+    chat = parameters.get("messages")
+    if text == "" and chat is not None:
         text = None  # Triton wants a tensor in every request: an empty text goes with a chat
     given = [
         name
-        for name, value in (("text_input", text), ("input_ids", input_ids), ("messages", raw_messages))
+        for name, value in (("text_input", text), ("input_ids", input_ids), ("messages", chat))
         if value is not None
     ]
     if len(given) != 1:
@@ -99,17 +95,16 @@ def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
         raise InvalidRequest("text_input", text, "at least one character")
     if input_ids is not None and not len(input_ids):
         raise InvalidRequest("input_ids", "no ids", "at least one id")
-    messages = None if raw_messages is None else _read_messages(raw_messages)
-    return PromptSource(text, messages, input_ids)
+    return PromptSource(text, None if chat is None else _read_chat(chat), input_ids)
 
 
-def _read_messages(raw: object) -> list[dict[str, Any]]:
-    """The shape only; roles and contents are the chat template's to judge."""
-    if not isinstance(raw, str):
-        raise InvalidRequest("messages", type(raw).__name__, "a JSON text")
-    messages = client_json.parse("messages", raw, MAX_MESSAGES_CHARS, "a JSON list of {role, content}")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise InvalidRequest("messages", raw, "a non-empty JSON list of {role, content}")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"{len(messages)} messages", f"at most {MAX_MESSAGES}")
-    return messages
+def _read_chat(given: object) -> str:
+    if not isinstance(given, str):
+        raise InvalidRequest("messages", type(given).__name__, "a JSON text")
+    if len(given) > MAX_CHAT_CHARS:
+        raise InvalidRequest("messages", f"{len(given)} characters", f"at most {MAX_CHAT_CHARS} characters")
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:  # JSON can write half a character
+        raise InvalidRequest("messages", f"half a character at {error.start}", "text that UTF-8 can express") from None
+    return given
