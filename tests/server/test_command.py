@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,9 @@ from tritandem.server import command
 from tritandem.server.layout import backend_folder
 from tritandem.server.locate import TritonInstall
 from tritandem.server.logfile import LogReader, explain_failure, progress
+from tritandem.server.model_config import read_config
 from tritandem.server.options import ServeOptions, flag_names
-from tritandem.server.repository import engine_devices, model_names, repository_of_run, set_instance_count
+from tritandem.server.repository import engine_devices, model_names, repository_of_run
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 
@@ -118,9 +120,11 @@ def test_the_projects_models_are_found() -> None:
 def test_tokenizer_instances_go_into_a_copy(tmp_path: Path) -> None:
     assert repository_of_run(REPOSITORY, tmp_path) == REPOSITORY
     copy = repository_of_run(REPOSITORY, tmp_path, tokenizer_instances=3)
-    changed = (copy / "tokenizer" / "config.pbtxt").read_text()
-    assert changed.count("instance_group") == 1
-    assert "count: 3 kind: KIND_CPU" in changed
+    changed, wanted = read_config(copy / "tokenizer"), read_config(REPOSITORY / "tokenizer")
+    [group] = changed.instance_group
+    assert (group.count, group.kind) == (3, group.KIND_CPU)
+    wanted.instance_group[0].count = 3
+    assert changed == wanted
     assert model_names(copy) == model_names(REPOSITORY)
     assert (copy / "engine" / "config.pbtxt").read_text() == (REPOSITORY / "engine" / "config.pbtxt").read_text()
 
@@ -136,13 +140,9 @@ def test_every_device_has_an_engine_and_its_relay_in_a_copy(tmp_path: Path) -> N
     assert set(model_names(copy)) == set(model_names(REPOSITORY)) | added
     assert engine_devices(copy) == {"engine": "cuda:1", "engine_2": "cuda:0", "engine_3": "cuda:3"}
     for name in added:
-        config = (copy / name / "config.pbtxt").read_text()
-        assert config.count(f'name: "{name}"') == 1
+        assert read_config(copy / name).name == name
         assert (copy / name / "1" / "model.py").is_file()
-    assert (
-        '"engines" value { string_value: "engine, engine_2, engine_3" }'
-        in (copy / "scheduler" / "config.pbtxt").read_text()
-    )
+    assert read_config(copy / "scheduler").parameters["engines"].string_value == "engine, engine_2, engine_3"
 
 
 def test_a_repository_whose_engines_are_its_own_is_left_alone(tmp_path: Path) -> None:
@@ -153,8 +153,43 @@ def test_a_repository_whose_engines_are_its_own_is_left_alone(tmp_path: Path) ->
         repository_of_run(own, tmp_path / "again", devices=("cpu", "cpu"))
 
 
-def test_an_instance_group_is_added_where_there_is_none() -> None:
-    assert set_instance_count('name: "x"\n', 2) == 'name: "x"\ninstance_group [ { count: 2 kind: KIND_CPU } ]\n'
+def model_with(tmp_path: Path, config: str) -> Path:
+    folder = tmp_path / "repository" / "second"
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    return folder.parent
+
+
+@pytest.mark.parametrize(
+    ("config", "devices"),
+    [
+        ('parameters: [ { key: "device", value: { string_value: "cuda:1" } } ]', {"second": "cuda:1"}),
+        ("parameters {\n  key: 'device'\n  value {\n    string_value: 'cuda:1' # here\n  }\n}", {"second": "cuda:1"}),
+        ('# parameters { key: "device" value { string_value: "cuda:1" } }', {}),
+        ('parameters { key: "device" value { string_value: "" } }', {}),
+    ],
+)
+def test_a_device_is_read_in_whatever_form_the_file_has(tmp_path: Path, config: str, devices: dict[str, str]) -> None:
+    assert engine_devices(model_with(tmp_path, config)) == devices
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"), [("name: 3", "1:7 : .*string"), ("nonsense: 3", 'no field named "nonsense"'), ("a\xff", "")]
+)
+def test_a_configuration_that_is_none_is_refused_by_its_name(tmp_path: Path, config: str, reason: str) -> None:
+    repository = model_with(tmp_path, "")
+    (repository / "second" / "config.pbtxt").write_bytes(config.encode("latin-1"))
+    with pytest.raises(Refusal, match=rf"second/config.pbtxt: .*{reason}"):
+        engine_devices(repository)
+
+
+def test_reading_configurations_brings_neither_grpc_nor_numpy() -> None:
+    code = (
+        "import sys; from pathlib import Path; from tritandem.server.repository import engine_devices;"
+        f"engine_devices(Path({str(REPOSITORY)!r})); print(*{{'grpc', 'numpy'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_the_log_is_read_in_whole_lines(tmp_path: Path) -> None:

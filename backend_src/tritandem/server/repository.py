@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..host import Refusal
+from .model_config import read_config, set_instances, write_config
 
 TOKENIZER_MODEL, SCHEDULER_MODEL, ENGINE_MODEL = "tokenizer", "scheduler", "engine"
 _RELAY = "{}_calls"  # every engine has one
-_GROUP = re.compile(r"instance_group\s*(?::\s*)?\[.*?\]", re.DOTALL)
 
 
 def default_repository() -> Path:
@@ -31,11 +30,10 @@ def model_names(repository: Path) -> tuple[str, ...]:
 
 def engine_devices(repository: Path) -> dict[str, str]:
     """The device that a model's config.pbtxt names in its parameter `device`, by model; models without one are left
-    out."""
-    configs = {name: repository / name / "config.pbtxt" for name in model_names(repository)}
-    device = _parameter("device")
-    found = {name: device.search(path.read_text()) for name, path in configs.items() if path.is_file()}
-    return {name: match[2] for name, match in found.items() if match is not None and match[2]}
+    out. Raises Refusal."""
+    models = (name for name in model_names(repository) if (repository / name / "config.pbtxt").is_file())
+    found = {name: read_config(repository / name).parameters for name in models}
+    return {name: given["device"].string_value for name, given in found.items() if given["device"].string_value}
 
 
 def repository_of_run(
@@ -55,8 +53,9 @@ def repository_of_run(
     copy = run_folder / "model_repository"
     shutil.copytree(repository, copy, ignore=shutil.ignore_patterns("__pycache__"))
     if tokenizer_instances:
-        config = copy / TOKENIZER_MODEL / "config.pbtxt"
-        config.write_text(set_instance_count(config.read_text(), tokenizer_instances))
+        config = read_config(copy / TOKENIZER_MODEL)
+        set_instances(config, tokenizer_instances)
+        write_config(copy / TOKENIZER_MODEL, config)
     if devices:
         _add_engines(copy, devices)
     return copy
@@ -70,28 +69,18 @@ def _add_engines(repository: Path, devices: Sequence[str]) -> None:
             if (repository / twin).exists():
                 raise Refusal(f"the model repository has a model {twin!r} already", "leave --devices out")
             shutil.copytree(repository / model, repository / twin)
-            config = repository / twin / "config.pbtxt"
-            config.write_text(re.sub(rf'^name:\s*"{model}"', f'name: "{twin}"', config.read_text(), flags=re.MULTILINE))
+            config = read_config(repository / twin)
+            config.name = twin
+            write_config(repository / twin, config)
     for name, device in zip(names, devices, strict=True):
-        _set_parameter(repository / name / "config.pbtxt", "device", device)
-    _set_parameter(repository / SCHEDULER_MODEL / "config.pbtxt", "engines", ", ".join(names))
+        _set_parameter(repository / name, "device", device)
+    _set_parameter(repository / SCHEDULER_MODEL, "engines", ", ".join(names))
 
 
-def _parameter(key: str) -> re.Pattern[str]:
-    """Finds a parameter in config.pbtxt, not in a comment: what stands before its value, and the value."""
-    return re.compile(rf'^([^#\n]*key:\s*"{key}"\s*,?\s*value:?\s*\{{\s*string_value:\s*")([^"]*)', re.MULTILINE)
-
-
-def _set_parameter(config: Path, key: str, value: str) -> None:
+def _set_parameter(model: Path, key: str, value: str) -> None:
     """Replace the value of a parameter that config.pbtxt has. Raises Refusal where it has none."""
-    changed, count = _parameter(key).subn(lambda found: f"{found[1]}{value}", config.read_text())
-    if count != 1:
-        raise Refusal(f"{config.parent.name}/config.pbtxt has no parameter {key!r}", "leave --devices out")
-    config.write_text(changed)
-
-
-def set_instance_count(pbtxt: str, count: int) -> str:
-    """`pbtxt` with one CPU instance group of `count` instances in place of whatever it had."""
-    group = f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]"
-    changed, replaced = _GROUP.subn(group, pbtxt)
-    return changed if replaced else f"{pbtxt.rstrip()}\n{group}\n"
+    config = read_config(model)
+    if key not in config.parameters:
+        raise Refusal(f"{model.name}/config.pbtxt has no parameter {key!r}", "leave --devices out")
+    config.parameters[key].string_value = value
+    write_config(model, config)
