@@ -21,6 +21,9 @@ def file(tmp_path: Path) -> Path:
     writer.add_head_count_kv([2, 2])
     writer.add_token_list(["a", "b", "grüße"])
     writer.add_chat_template("{{ messages }}")
+    writer.add_eos_token_id(2)
+    writer.add_eot_token_id(2)
+    writer.add_uint32("tokenizer.ggml.eom_token_id", 1)
     quantised = gguf.quants.quantize(np.ones((4, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("weights_one", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("weights_two", np.arange(3, dtype=np.float32))
@@ -40,12 +43,13 @@ def test_keys_and_tensors_are_those_that_gguf_reads(file: Path) -> None:
         "attention.head_count_kv": [2, 2],
     }
     assert header.lengths["tokenizer.ggml.tokens"] == 3
+    assert header.end_ids == (2, 1)
     assert header.values["tokenizer.chat_template"] == "{{ messages }}"
     assert [(each.name, each.offset) for each in header.tensors] == [
         (each.name, each.data_offset) for each in theirs.tensors
     ]
     assert [(each.shape, kind_name(each.kind)) for each in header.tensors] == [((4, 64), "Q8_0"), ((3,), "float32")]
-    assert read_floats(file, header, "weights_two") == [0.0, 1.0, 2.0]
+    assert read_floats(header, "weights_two") == [0.0, 1.0, 2.0]
 
 
 def test_every_way_of_being_cut_off_is_said(file: Path) -> None:

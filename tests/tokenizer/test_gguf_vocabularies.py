@@ -12,6 +12,7 @@ import pytest
 import regex
 from gguf import GGUFWriter
 from tritandem.contracts.errors import ConfigError
+from tritandem.model_facts.gguf_header import read_gguf
 from tritandem.models.gguf import save_tokenizer
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 from tritandem.tokenizer.decode.token_text import byte_alphabet
@@ -199,7 +200,7 @@ def test_the_folder_that_a_file_becomes_gives_the_same_ids(tmp_path: Path) -> No
         file = write_gguf(tmp_path / f"{number}.gguf", entries, model, merges, **keys)
         folder = tmp_path / str(number)
         folder.mkdir()
-        save_tokenizer(file, folder)
+        save_tokenizer(read_gguf(file), folder)
         of_file, of_folder = read_source(file).new_tokenizer(), read_source(folder).new_tokenizer()
         for text in (*TEXTS, "\treturn 12"):
             assert of_folder.encode(text).ids == of_file.encode(text).ids, (keys, text)

@@ -62,12 +62,7 @@ def locate(spec: str) -> Path:
 def summary(path: Path) -> dict[str, Any]:
     from tritandem.model_facts.summary import summary_of_folder, summary_of_gguf
 
-    if path.is_dir():
-        return summary_of_folder(path)
-    from tritandem.model_facts.gguf_header import read_gguf
-    from tritandem.tokenizer.files.gguf_header import end_token_ids
-
-    return summary_of_gguf(path, end_token_ids(read_gguf(path).values))
+    return summary_of_folder(path) if path.is_dir() else summary_of_gguf(path)
 
 
 def why_not_served(path: Path) -> str | None:

@@ -40,8 +40,9 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`values`: scalars, texts and short lists of numbers by key; `lengths`: of every list."""
+    """What `read_gguf` found. `values`: scalars, texts and short lists of numbers by key; `lengths`: of every list."""
 
+    path: Path
     values: dict[str, Any]
     lengths: dict[str, int]
     tensors: tuple[GgufTensor, ...]
@@ -49,6 +50,12 @@ class GgufHeader:
     @property
     def architecture(self) -> str:
         return str(self.values["general.architecture"])
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer: end of sequence, of turn, of message. Empty when the file names none."""
+        keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
+        return tuple(dict.fromkeys(int(self.values[key]) for key in keys if key in self.values))
 
     def of_architecture(self) -> dict[str, Any]:
         """The keys that describe the model, without the architecture's name and dot in front."""
@@ -60,7 +67,7 @@ def read_gguf(path: Path) -> GgufHeader:
     """Raises ConfigError naming the file and what is wrong: no GGUF, cut off, a split file, a tensor twice."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _Reader(data).header()
+            header = _Reader(data).header(path)
             _check(header, len(data))
             return header
     except (OSError, ValueError) as error:  # an empty file cannot be mapped: ValueError
@@ -69,12 +76,12 @@ def read_gguf(path: Path) -> GgufHeader:
         raise ConfigError(f"{path}: not a whole GGUF file, it ends inside its header") from error
 
 
-def read_floats(path: Path, header: GgufHeader, name: str) -> list[float]:
+def read_floats(header: GgufHeader, name: str) -> list[float]:
     """The values of a small float32 tensor. Raises ConfigError for another type."""
     tensor = next(tensor for tensor in header.tensors if tensor.name == name)
     if tensor.kind != 0:
-        raise ConfigError(f"{path}: {name} is of type {kind_name(tensor.kind)}, allowed: float32")
-    with path.open("rb") as file:
+        raise ConfigError(f"{header.path}: {name} is of type {kind_name(tensor.kind)}, allowed: float32")
+    with header.path.open("rb") as file:
         file.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.elements}f", file.read(4 * tensor.elements)))
 
@@ -122,7 +129,7 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 0
 
-    def header(self) -> GgufHeader:
+    def header(self, path: Path) -> GgufHeader:
         """Raises ValueError for another format."""
         if self._data[:4] != MAGIC:
             raise ValueError("not a GGUF file (it does not begin with GGUF)")
@@ -145,7 +152,7 @@ class _Reader:
         alignment = int(values.get("general.alignment") or DEFAULT_ALIGNMENT)
         start = -(-self._at // alignment) * alignment
         tensors = (GgufTensor(name, shape, kind, start + offset) for name, shape, kind, offset in entries)
-        return GgufHeader(values, lengths, tuple(tensors))
+        return GgufHeader(path, values, lengths, tuple(tensors))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._text(), self._number("I")

@@ -51,8 +51,8 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     }
 
 
-def summary_of_gguf(path: Path, end_ids: tuple[int, ...]) -> dict[str, Any]:
-    """`end_ids`: what the vocabulary's reader makes of the header. Raises ConfigError."""
+def summary_of_gguf(path: Path) -> dict[str, Any]:
+    """Raises ConfigError."""
     header = read_gguf(path)
     stated = header.of_architecture()
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
@@ -69,7 +69,7 @@ def summary_of_gguf(path: Path, end_ids: tuple[int, ...]) -> dict[str, Any]:
         "context_tokens": stated.get("context_length"),
         "vocabulary_rows": shapes.get("token_embd.weight", (stated.get("vocab_size"),))[0],
         "tokens": header.lengths.get("tokenizer.ggml.tokens"),
-        "end_ids": list(end_ids),
+        "end_ids": list(header.end_ids),
         "rope": _gguf_rope(header),
         "sliding_window": stated.get("attention.sliding_window"),
         "tied_head": "output.weight" not in shapes,

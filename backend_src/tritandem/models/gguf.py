@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from ..contracts.errors import ConfigError
-from ..model_facts.gguf_header import read_gguf
-from ..tokenizer.files import gguf_header
+from ..model_facts.gguf_header import GgufHeader, read_gguf
+from ..tokenizer.files.gguf_vocabulary import restore_tokenizer
 
 
 def convert(gguf_file: Path, out: Path) -> None:
     """Write the folder `out` (exists, empty). Raises ConfigError for a file that is not a whole model, and whatever
     the libraries raise for a vocabulary they do not know."""
-    read_gguf(gguf_file)
+    header = read_gguf(gguf_file)
     # Seconds to import: a file that is none has been refused by now.
-    from ..engine.model.gguf.model import load_gguf, read_gguf_config
+    from ..engine.model.gguf.config import gguf_config
+    from ..engine.model.gguf.model import load_gguf
 
-    model = load_gguf(gguf_file, read_gguf_config(gguf_file))
+    model = load_gguf(header, gguf_config(header))
     tied = model.config.tie_word_embeddings
     weights = {
         key: tensor.contiguous() for key, tensor in model.state_dict().items() if not (tied and key == "lm_head.weight")
@@ -33,8 +35,8 @@ def convert(gguf_file: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
 
-    save_tokenizer(gguf_file, out, model.config.max_position_embeddings)
-    end_ids = end_token_ids(gguf_header.read_header(gguf_file))
+    save_tokenizer(header, out, model.config.max_position_embeddings)
+    end_ids = end_token_ids(header.end_ids)
     config = model.config.to_dict()
     config.pop("_name_or_path", None)
     config.update(architectures=[type(model).__name__], dtype="float32", eos_token_id=end_ids)
@@ -43,12 +45,12 @@ def convert(gguf_file: Path, out: Path) -> None:
     write_json(out / "generation_config.json", {**token_ids, "eos_token_id": end_ids})
 
 
-def save_tokenizer(gguf_file: Path, out: Path, max_tokens: int | None = None) -> None:
+def save_tokenizer(header: GgufHeader, out: Path, max_tokens: int | None = None) -> None:
     """Write the file's tokenizer into the folder `out`. Raises ValueError for a vocabulary that is not known."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-    gguf_header.restore_tokenizer(tokenizer, gguf_header.read_header(gguf_file))
+    tokenizer = AutoTokenizer.from_pretrained(header.path.parent, gguf_file=header.path.name)
+    restore_tokenizer(tokenizer, header.values)
     if max_tokens is not None:
         tokenizer.model_max_length = max_tokens
     tokenizer.save_pretrained(out)
@@ -57,9 +59,8 @@ def save_tokenizer(gguf_file: Path, out: Path, max_tokens: int | None = None) ->
     write_json(out / "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def end_token_ids(metadata: dict[str, Any]) -> int | list[int]:
-    """Every token that ends an answer: end of sequence, of turn, of message; a bare number when there is one."""
-    ids = gguf_header.end_token_ids(metadata)
+def end_token_ids(ids: Sequence[int]) -> int | list[int]:
+    """As a configuration has them: a bare number when there is one. Raises ValueError when there is none."""
     if not ids:
         raise ValueError("the GGUF file names no end token (tokenizer.ggml.eos_token_id)")
     return ids[0] if len(ids) == 1 else list(ids)

@@ -19,9 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from ...config import EngineConfig
 from ...contracts.errors import ConfigError
 from ...model_facts.folder import read_folder
+from ...model_facts.gguf_header import GgufHeader, read_gguf
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
-from .gguf.model import check_gguf, load_gguf, read_gguf_config
+from .gguf.config import gguf_config
+from .gguf.model import check_gguf, load_gguf
 from .packed import ATTENTION_NAME, LayerShape
 from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
@@ -74,9 +76,10 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
         check_token_ids(read_folder(path))
         if not config.random_weights:
             read_weights(path)
-    model_config = read_config(path)
+    header = read_gguf(path) if path.suffix == ".gguf" else None
+    model_config = _read_config(path, header)
     on_progress(f"loading weights as {dtype} on {device}")
-    model = _build(model_config, dtype, device, config, path)
+    model = _build(model_config, dtype, device, config, path, header)
     model.eval().requires_grad_(False)
     context_tokens = fix_rotary_context(model)
     on_progress("checking that its attention can be served")
@@ -85,10 +88,10 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     return LoadedModel(model, layers, text.vocab_size, context_tokens)
 
 
-def read_config(path: Path) -> PreTrainedConfig:
+def _read_config(path: Path, header: GgufHeader | None) -> PreTrainedConfig:
     """The configuration of a folder, a GGUF file or a hub id, of a kind that can be served. Raises ConfigError."""
-    if path.suffix == ".gguf":
-        config = read_gguf_config(path)
+    if header is not None:
+        config = gguf_config(header)
     else:
         try:
             config = AutoConfig.from_pretrained(_source(path), local_files_only=path.is_dir())
@@ -105,10 +108,11 @@ def read_config(path: Path) -> PreTrainedConfig:
 def check_model(path: Path) -> None:
     """Everything about a folder or GGUF file that makes `load_model` refuse it and that needs no weight's value: what
     its attention computes is left to be seen. Raises ConfigError."""
-    config = read_config(path)
+    header = read_gguf(path) if path.suffix == ".gguf" else None
+    config = _read_config(path, header)
     try:
-        if path.suffix == ".gguf":
-            check_gguf(path, config, attn_implementation=ATTENTION_NAME)
+        if header is not None:
+            check_gguf(header, config, attn_implementation=ATTENTION_NAME)
             return
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
@@ -149,7 +153,12 @@ def _source(path: Path) -> str:
 
 
 def _build(
-    model_config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, config: EngineConfig, path: Path
+    model_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: EngineConfig,
+    path: Path,
+    header: GgufHeader | None,
 ) -> PreTrainedModel:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
     try:
@@ -158,8 +167,8 @@ def _build(
                 torch.manual_seed(config.random_weights_seed)
                 return AutoModelForCausalLM.from_config(model_config, **options)
         options["device_map"] = {"": device}
-        if path.suffix == ".gguf":
-            return load_gguf(path, model_config, **options)
+        if header is not None:
+            return load_gguf(header, model_config, **options)
         model, report = AutoModelForCausalLM.from_pretrained(
             _source(path),
             config=model_config,

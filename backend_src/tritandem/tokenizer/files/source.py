@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 from ...contracts.errors import ConfigError
 from ...model_facts.folder import read_folder
+from ...model_facts.gguf_header import read_gguf
 from ...model_facts.token_ids import check_token_ids, check_vocabulary, vocabulary_of
-from .gguf_header import end_token_ids, read_header, restore_tokenizer
+from .gguf_vocabulary import restore_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,11 @@ def read_source(path: Path) -> TokenizerSource:
 
     if not path.exists():
         raise ConfigError(f"{path}: does not exist; give a Hugging Face folder or a .gguf file")
-    header: dict[str, Any] = {}
+    header = read_gguf(path) if path.is_file() else None
     try:
-        if path.is_file():
+        if header is not None:
             renderer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
-            header = read_header(path)
-            restore_tokenizer(renderer, header)
+            restore_tokenizer(renderer, header.values)
         else:
             renderer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its many loaders raise
@@ -105,7 +105,7 @@ def read_source(path: Path) -> TokenizerSource:
         json_text=json_text,
         spec=spec,
         renderer=renderer,
-        end_ids=end_token_ids(header) or folder.end_ids(renderer.eos_token_id),
+        end_ids=(header.end_ids if header is not None else ()) or folder.end_ids(renderer.eos_token_id),
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
         spellings=spellings,
         vocab_size=max(spellings, default=-1) + 1,

@@ -8,14 +8,13 @@ value. Knows nothing about weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from ....contracts.errors import ConfigError
 from ....model_facts.gguf_header import GgufHeader
-from .rope import LOCAL_BASE, rope_parameters
+from .rope import LOCAL_BASE, read_factors, rope_parameters
 
 # The type of configuration for each architecture whose attention can be served.
 MODEL_TYPES = {
@@ -79,8 +78,9 @@ _LAYER_TYPES = {True: "sliding_attention", False: "full_attention"}
 _GEMMA_WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
-def gguf_config(path: Path, header: GgufHeader, factors: Mapping[str, list[float]]) -> PreTrainedConfig:
-    """Raises ConfigError for a header that no configuration of transformers can say. `factors`: see gguf_rope."""
+def gguf_config(header: GgufHeader) -> PreTrainedConfig:
+    """Raises ConfigError naming what the header says and no configuration of transformers can."""
+    path = header.path
     kind = header.values.get("general.type", "model")
     if kind != "model":
         raise ConfigError(f"{path}: general.type: given {kind!r}, allowed: 'model'")
@@ -88,7 +88,7 @@ def gguf_config(path: Path, header: GgufHeader, factors: Mapping[str, list[float
         allowed = ", ".join(MODEL_TYPES)
         raise ConfigError(f"{path}: general.architecture: given {header.architecture!r}, allowed: {allowed}")
     try:
-        config = _build(header, factors)
+        config = _build(header, read_factors(header))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (ValueError, TypeError) as error:
@@ -181,7 +181,7 @@ def _differences(header: GgufHeader, config: PreTrainedConfig) -> list[str]:
     for key, given in header.of_architecture().items():
         if key in _ONLY:
             same = given in _ONLY[key]
-        elif key.startswith("rope."):  # read by gguf_rope, whose frequencies are looked for in the built model
+        elif key.startswith("rope."):  # read by `rope.py`, whose frequencies are looked for in the built model
             same = _turns(key, config)
         elif key in ("attention.key_length", "attention.value_length"):
             same = given == head_dimensions(header)

@@ -17,53 +17,45 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from ....contracts.errors import ConfigError
-from ....model_facts.gguf_header import GgufHeader, GgufTensor, kind_name, read_gguf, tensor_bytes
+from ....model_facts.gguf_header import GgufHeader, GgufTensor, kind_name, tensor_bytes
 from ..weight_names import refuse_names, refuse_report
-from .config import gguf_config, local_base, rotary_dimensions
+from .config import local_base, rotary_dimensions
 from .rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, frequencies, read_factors
 
 _FREQUENCIES = {FACTORS, SHORT_FACTORS, LONG_FACTORS}  # in the configuration, not among the weights
 
 
-def read_gguf_config(path: Path) -> PreTrainedConfig:
-    """Raises ConfigError naming what the header says and transformers cannot."""
-    header = read_gguf(path)
-    return gguf_config(path, header, read_factors(path, header))
-
-
 def load_gguf(
-    path: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: Any
+    header: GgufHeader, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: Any
 ) -> PreTrainedModel:
-    """The model of `config`, which is `read_gguf_config(path)`, with the file's weights: in float32 no digit of an
+    """The model of `config`, which is `gguf_config(header)`, with the file's weights: in float32 no digit of an
     unpacked value is lost. `options` go to transformers' `from_pretrained`. Raises ConfigError."""
-    header = read_gguf(path)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
     model, report = type(empty).from_pretrained(
         None,
         config=config,
-        state_dict=_read_weights(path, header, empty, dtype),
+        state_dict=_read_weights(header, empty, dtype),
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # to name them
         **options,
     )
-    refuse_report(path, report)
-    _check_frequencies(path, header, model)
+    refuse_report(header.path, report)
+    _check_frequencies(header, model)
     return model
 
 
-def check_gguf(path: Path, config: PreTrainedConfig, **options: Any) -> None:
+def check_gguf(header: GgufHeader, config: PreTrainedConfig, **options: Any) -> None:
     """Everything that `load_gguf` refuses and that can be told without the weights. Raises ConfigError."""
-    header = read_gguf(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, **options)
     processor = _processor(header, model)
     names = _model_names(header, model, processor)
     made = {names[key] for tensor in header.tensors if (key := _key(tensor, names)) is not None}
     needed = {processor.preprocess_name(weight) for weight in model.state_dict()} - set(model.all_tied_weights_keys)
-    refuse_names(path, "are missing", needed - made)
-    _refuse_unused(path, header, names)
+    refuse_names(header.path, "are missing", needed - made)
+    _refuse_unused(header, names)
 
 
 def _processor(header: GgufHeader, model: PreTrainedModel) -> TensorProcessor:
@@ -75,26 +67,24 @@ def _key(tensor: GgufTensor, names: Mapping[str, str]) -> str | None:
     return next((key for key in (tensor.name, tensor.name.removesuffix(".weight")) if key in names), None)
 
 
-def _refuse_unused(path: Path, header: GgufHeader, names: Mapping[str, str]) -> None:
+def _refuse_unused(header: GgufHeader, names: Mapping[str, str]) -> None:
     without = [tensor.name for tensor in header.tensors if _key(tensor, names) is None]
     unused = set(without) - _FREQUENCIES
-    refuse_names(path, "are not used by the model that its header describes", unused)
+    refuse_names(header.path, "are not used by the model that its header describes", unused)
 
 
-def _read_weights(
-    path: Path, header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
+def _read_weights(header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every tensor of the file under the model's names. Raises ConfigError for those that the model has no use for."""
     processor = _processor(header, model)
     names = _model_names(header, model, processor)
-    _refuse_unused(path, header, names)
+    _refuse_unused(header, names)
     weights: dict[str, torch.Tensor] = {}
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for tensor in header.tensors:
             if _key(tensor, names) is None:
                 continue
             result = processor.process(
-                weights=_unpack(path, data, tensor),
+                weights=_unpack(header.path, data, tensor),
                 name=tensor.name,
                 tensor_key_mapping=names,
                 parsed_parameters={"tensors": weights},
@@ -137,10 +127,10 @@ def _model_names(header: GgufHeader, model: PreTrainedModel, processor: TensorPr
     return names
 
 
-def _check_frequencies(path: Path, header: GgufHeader, model: PreTrainedModel) -> None:
+def _check_frequencies(header: GgufHeader, model: PreTrainedModel) -> None:
     """Every rotary embedding turns as the file says. Raises ConfigError."""
     values, dimensions = header.of_architecture(), rotary_dimensions(header)
-    wanted = frequencies(values, read_factors(path, header), dimensions)
+    wanted = frequencies(values, read_factors(header), dimensions)
     local = frequencies({"rope.freq_base": local_base(header)}, {}, dimensions)
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and "original" not in name:
@@ -148,4 +138,6 @@ def _check_frequencies(path: Path, header: GgufHeader, model: PreTrainedModel) -
             built = buffer.detach().to("cpu", torch.float64).numpy()
             if built.shape != said.shape or not np.allclose(built, said, rtol=1e-5, atol=0):
                 kind = model.config.model_type
-                raise ConfigError(f"{path}: transformers' {kind} cannot turn positions as the file says ({name})")
+                raise ConfigError(
+                    f"{header.path}: transformers' {kind} cannot turn positions as the file says ({name})"
+                )

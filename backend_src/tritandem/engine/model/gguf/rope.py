@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,10 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def read_factors(path: Path, header: GgufHeader) -> dict[str, list[float]]:
+def read_factors(header: GgufHeader) -> dict[str, list[float]]:
     """The tensors of divisors that the file has, by name. Raises ConfigError."""
     names = {tensor.name for tensor in header.tensors}
-    return {name: read_floats(path, header, name) for name in (FACTORS, SHORT_FACTORS, LONG_FACTORS) if name in names}
+    return {name: read_floats(header, name) for name in (FACTORS, SHORT_FACTORS, LONG_FACTORS) if name in names}
 
 
 def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, list[float]], dimensions: int) -> dict[str, Any]:

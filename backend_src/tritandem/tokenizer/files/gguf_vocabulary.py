@@ -1,27 +1,15 @@
-"""What a GGUF file says about its tokenizer beyond the vocabulary: how a text is parted, what ends an answer.
+"""What a GGUF file says about its tokenizer beyond the vocabulary: how a text is parted.
 
 Owns what transformers' conversion of the vocabulary leaves out. Start-up only.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from .pretokenizers import GGUF_SPLITTERS
-
-
-def read_header(gguf_file: Path) -> dict[str, Any]:
-    """Scalars and strings of the file's header; the long lists (vocabulary, merges) are left out.
-
-    Raises ValueError for a file that is no GGUF.
-    """
-    from gguf import GGUFReader
-
-    fields = GGUFReader(gguf_file).fields
-    return {name: field.contents() for name, field in fields.items() if len(field.data) == 1}
 
 
 def restore_tokenizer(converted: Any, header: dict[str, Any]) -> None:
@@ -69,9 +57,3 @@ def _restore_sentencepiece(backend: Tokenizer, header: dict[str, Any]) -> None:
     backend.pre_tokenizer = None
     to_text = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(to_text + ([decoders.Strip(" ", left=1)] if prefixed else []))
-
-
-def end_token_ids(header: dict[str, Any]) -> tuple[int, ...]:
-    """Every token that ends an answer: end of sequence, of turn, of message. Empty when the file names none."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-    return tuple(dict.fromkeys(int(header[key]) for key in keys if key in header))
