@@ -210,8 +210,8 @@ def sample(
     ],
 )
 def test_the_verdict_on_a_machine(after: MachineSample, verdict: str, severity: Severity) -> None:
-    found = judge_machine(sample(0, 0), after)
-    assert (found.verdict, found.severity) == (verdict, severity)
+    found = judge_machine(sample(0, 0), after).finding
+    assert (found.verdict.value, found.severity) == (verdict, severity)
     assert bool(found.change) == (severity is not Severity.OK)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritandem.cli.size import add_parser
 from tritandem.contracts.errors import ConfigError
 from tritandem.sizing import Coefficients, Workload, core_need, load_coefficients, rule_cores
 from tritandem.sizing.coefficients import parse_coefficients
-from tritandem.sizing.command import add_parser
 from tritandem.sizing.model import SCHEDULER_BUSY_LIMIT, tokens_per_response
 
 COSTS = Coefficients(
@@ -132,15 +132,15 @@ def test_for_a_person_the_same_figures_are_a_table(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--gpus", "0", "--input-tokens", "10"), "--gpus: given 0"),
-        (("--gpus", "1.5", "--input-tokens", "10"), "--gpus: given 1.5"),
+        (("--gpus", "0", "--input-tokens", "10"), "--gpus: given '0'"),
+        (("--gpus", "1.5", "--input-tokens", "10"), "--gpus: given '1.5'"),
         (("--gpus", "-1", "--input-tokens", "10"), "--gpus"),
-        (("--gpus", "1", "--input-tokens", "0"), "--input-tokens: given 0"),
-        (("--gpus", "1", "--input-tokens", "nan"), "--input-tokens: given nan"),
-        (("--gpus", "1", "--input-tokens", "ten"), "--input-tokens: given ten"),
-        (("--gpus", "1", "--input-tokens", "10", "--rps", "inf"), "--rps: given inf"),
+        (("--gpus", "1", "--input-tokens", "0"), "--input-tokens: given '0'"),
+        (("--gpus", "1", "--input-tokens", "nan"), "--input-tokens: given 'nan'"),
+        (("--gpus", "1", "--input-tokens", "ten"), "--input-tokens: given 'ten'"),
+        (("--gpus", "1", "--input-tokens", "10", "--rps", "inf"), "--rps: given 'inf'"),
         (("--gpus", "1", "--input-tokens", "10", "--output-tokens", "-3"), "--output-tokens"),
-        (("--gpus", "1", "--input-tokens", "10", "--decode-step-ms", "0"), "--decode-step-ms: given 0"),
+        (("--gpus", "1", "--input-tokens", "10", "--decode-step-ms", "0"), "--decode-step-ms: given '0'"),
         (("--input-tokens", "10"), "--gpus"),
     ],
 )

@@ -15,9 +15,8 @@ from typing import Any
 
 from tritandem import __version__
 from tritandem.contracts.errors import ConfigError
-from tritandem.sizing import command as size
 
-from . import demo, doctor, model, serve
+from . import demo, doctor, model, serve, size
 
 EXIT_REFUSED, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 2, 1, 130
 

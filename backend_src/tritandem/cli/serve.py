@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .narrator import Narrator
-from .server_flags import add_server_flags, seconds, server_arguments
+from .numbers import seconds, whole
+from .server_flags import add_server_flags, server_arguments
 
 
 def add_parser(subparsers: Any) -> None:
@@ -31,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--max-restarts",
-        type=_restarts,
+        type=whole(0),
         metavar="N",
         help="starts in a row after a server that has been ready dies (default: no limit; the pauses grow up to 30 s)",
     )
@@ -60,13 +61,6 @@ def run(args: argparse.Namespace) -> int:
         say(f'try: {_program()} generate "What is the capital of France?" --chat' + _url_flag(server))
 
     return Supervisor(make_server, RestartPolicy(max_restarts=args.max_restarts), say).run(on_ready)
-
-
-def _restarts(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError(f"given {text}, allowed: 0 or more")
-    return count
 
 
 def _program() -> str:

@@ -15,6 +15,8 @@ from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.placement import COMPONENTS
 from tritandem.server.options import ServeOptions
 
+from .numbers import seconds, whole
+
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     defaults = ServeOptions(None, Path())
@@ -36,7 +38,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--model-repository", type=Path, metavar="DIR", help="what Triton loads (default: the project's own)")
     add(
         "--tokenizer-instances",
-        type=_count,
+        type=whole(1, 64),
         default=0,
         metavar="N",
         help="processes that tokenize (default: as many as the model repository says)",
@@ -52,7 +54,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     ports = {"HTTP": defaults.http_port, "gRPC": defaults.grpc_port, "metrics": defaults.metrics_port}
     for name, port in ports.items():
         flag = f"--{name.lower()}-port"
-        add(flag, type=_port, default=port, metavar="PORT", help=f"where {name} is served (default: %(default)s)")
+        add(
+            flag,
+            type=whole(1, 65_535),
+            default=port,
+            metavar="PORT",
+            help=f"where {name} is served (default: %(default)s)",
+        )
     add(
         "--drain-timeout-s",
         type=seconds,
@@ -76,7 +84,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--log-file", type=Path, metavar="FILE", help="Triton's log (default: a new file in the cache folder)")
     add(
         "--log-mb",
-        type=_megabytes,
+        type=whole(1, 1 << 20),
         default=defaults.max_log_bytes >> 20,
         metavar="N",
         help="the log begins anew at this size, what it held is kept as FILE.1 (default: %(default)s)",
@@ -114,37 +122,8 @@ def _placement(args: argparse.Namespace) -> str:
     return words
 
 
-def seconds(text: str) -> float:
-    """A flag's value: a time of up to a day."""
-    value = float(text)
-    if not 0 <= value <= 86_400:  # refuses NaN as well
-        raise argparse.ArgumentTypeError(f"given {text}, allowed: 0..86400 seconds")
-    return value
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 1 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"given {port}, allowed: 1..65535")
-    return port
-
-
 def _devices(text: str) -> tuple[str, ...]:
     devices = tuple(word.strip() for word in text.split(","))
     if not all(is_device(device) for device in devices):
         raise argparse.ArgumentTypeError(f"given {text!r}, allowed: {DEVICE_FORMS}, separated by commas")
     return devices
-
-
-def _megabytes(text: str) -> int:
-    megabytes = int(text)
-    if not 1 <= megabytes <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"given {megabytes}, allowed: 1..{1 << 20}")
-    return megabytes
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= 64:
-        raise argparse.ArgumentTypeError(f"given {count}, allowed: 1..64")
-    return count

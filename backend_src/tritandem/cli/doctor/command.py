@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from tritandem.contracts.errors import ConfigError
 
-from ..server_flags import add_server_flags
-from .preflight import check_start
+from ..narrator import Narrator
+from ..numbers import number
+from ..server_flags import add_server_flags, server_arguments
 
 if TYPE_CHECKING:
     from .sample import Sample
+    from .verdict import Diagnosis
 
 LOCAL_URL = "127.0.0.1:8002"
 EXIT_REFUSED = 2
@@ -38,7 +40,10 @@ def add_parser(subparsers: Any) -> None:
         "--url", metavar="HOST:PORT", help=f"the server's metrics port (default: {LOCAL_URL} if it answers)"
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=10.0, help="how long to observe the server (default: %(default)g)"
+        "--seconds",
+        type=number(MIN_SECONDS, MAX_SECONDS),
+        default=10.0,
+        help="how long to observe the server (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     preflight = parser.add_argument_group("before a start")
@@ -50,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit code. Raises ConfigError for a URL that gives no metrics, or none that move in the time given."""
     if args.preflight:
-        return 0 if check_start(args) else EXIT_REFUSED
+        return _check_start(args)
     from .sample import fetch, metrics_url
 
     url = metrics_url(LOCAL_URL if args.url is None else args.url)
@@ -64,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
             "tritandem: looking at this machine instead; `doctor --preflight` says whether a server could start",
             file=sys.stderr,
         )
-        return _examine_machine(args)
+        return _tell(_examine_machine(args.seconds), "this machine", args.json)
     between = _look_on(url, before, args.seconds)
-    from .report import document, text
     from .sample import Pair
     from .signals import published
     from .verdict import judge
@@ -77,8 +81,13 @@ def run(args: argparse.Namespace) -> int:
             f"--seconds: given {args.seconds:g}, allowed: more than the server's telemetry.metrics_period_s; it "
             "published nothing in that time"
         )
-    diagnosis = judge(pair)
-    print(json.dumps(document(diagnosis, url)) if args.json else text(diagnosis, url))
+    return _tell(judge(pair), url, args.json)
+
+
+def _tell(diagnosis: Diagnosis, source: str, as_json: bool) -> int:
+    from .report import document, text
+
+    print(json.dumps(document(diagnosis, source)) if as_json else text(diagnosis, source))
     return int(diagnosis.finding.severity)
 
 
@@ -96,23 +105,23 @@ def _look_on(url: str, before: Sample, seconds: float) -> list[Sample]:
     return looks
 
 
-def _examine_machine(args: argparse.Namespace) -> int:
+def _examine_machine(seconds: float) -> Diagnosis:
     from .machine import judge_machine, read
-    from .report import machine_document, machine_text
 
     before = read()
-    time.sleep(args.seconds)
-    diagnosis = judge_machine(before, read())
-    print(json.dumps(machine_document(diagnosis)) if args.json else machine_text(diagnosis))
-    return int(diagnosis.severity)
+    time.sleep(seconds)
+    return judge_machine(before, read())
 
 
-def _seconds(text: str) -> float:
-    allowed = f"allowed: a number from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"given {text!r}, {allowed}") from None
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"given {text}, {allowed}")
-    return seconds
+def _check_start(args: argparse.Namespace) -> int:
+    """Print every check that a start makes, with its refusal; nothing is started."""
+    from tritandem.server.options import ServeOptions
+    from tritandem.server.preflight import findings
+    from tritandem.server.repository import default_repository
+
+    settings = server_arguments(args, Narrator())
+    settings["repository"] = settings["repository"] or default_repository()
+    results = findings(ServeOptions(**settings))
+    for name, refusal in results:
+        print(f"{name:<26} {'ok' if refusal is None else f'NO: {refusal}'}")
+    return EXIT_REFUSED if any(refusal for _, refusal in results) else 0

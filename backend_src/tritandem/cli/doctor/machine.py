@@ -11,7 +11,7 @@ from pathlib import Path
 from tritandem.machine.cgroup import ROOT
 from tritandem.machine.pressure import read_machine
 
-from .verdict import HIGH_BUSY_SHARE, HIGH_THROTTLED_SHARE, Severity, Verdict
+from .verdict import HIGH_BUSY_SHARE, HIGH_THROTTLED_SHARE, Diagnosis, Finding, Severity, Verdict
 
 HIGH_PRESSURE_SHARE = 0.3
 QUIET_BUSY_SHARE = 0.1
@@ -30,11 +30,9 @@ class MachineSample:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineDiagnosis:
-    verdict: str
-    severity: Severity
-    because: str
-    change: tuple[str, ...]
+class MachineSignals:
+    """What two readings say of the time between; None where the kernel does not tell."""
+
     seconds: float
     cores: int
     busy_share: float
@@ -42,7 +40,7 @@ class MachineDiagnosis:
     throttled_share: float | None
 
 
-def judge_machine(before: MachineSample, after: MachineSample) -> MachineDiagnosis:
+def judge_machine(before: MachineSample, after: MachineSample) -> Diagnosis:
     seconds = after.at_s - before.at_s
     idle = (after.idle_s - before.idle_s) / (seconds * after.cores)
     busy_share = min(1.0, max(0.0, 1.0 - idle))  # idle time is counted in ticks of 10 ms
@@ -64,9 +62,8 @@ def judge_machine(before: MachineSample, after: MachineSample) -> MachineDiagnos
         verdict = Verdict.IDLE if busy_share < QUIET_BUSY_SHARE else Verdict.UNHINDERED
         severity = Severity.OK
         because = f"{1 - busy_share:.0%} of {after.cores} cores are free for a server"
-    return MachineDiagnosis(
-        verdict.value, severity, because, change, seconds, after.cores, busy_share, pressure, throttled
-    )
+    signals = MachineSignals(seconds, after.cores, busy_share, pressure, throttled)
+    return Diagnosis(Finding(verdict, severity, because, change), (), signals)
 
 
 def read(root: Path = ROOT) -> MachineSample:

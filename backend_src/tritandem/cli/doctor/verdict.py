@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
 
 from .sample import Pair
 from .signals import Signals, read_signals
+
+if TYPE_CHECKING:
+    from .machine import MachineSignals
 
 
 class Verdict(str, Enum):
@@ -49,7 +53,7 @@ class Finding:
 class Diagnosis:
     finding: Finding
     also: tuple[Finding, ...]  # in the order of the rules
-    signals: Signals
+    signals: Signals | MachineSignals
 
 
 # Coarser than what a sample can be off by (see signals.py).

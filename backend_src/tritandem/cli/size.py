@@ -1,16 +1,15 @@
-"""`tritandem size`: arguments and output; the arithmetic is in the modules beside."""
+"""`tritandem size`: arguments and output; the arithmetic is in the room `sizing`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-from .coefficients import CoefficientsFile, load_coefficients
-from .model import CoreNeed, Workload, core_need
-from .rule import rule_cores
+from tritandem.sizing import CoefficientsFile, CoreNeed, Workload, core_need, load_coefficients, rule_cores
+
+from .numbers import number, whole
 
 MOST_GPUS, MOST_TOKENS, MOST_RPS = 4096, 100_000_000, 1e6
 
@@ -23,13 +22,13 @@ def add_parser(subparsers: Any) -> None:
         description="How many cores a deployment needs: the published rule, max(4, GPUs x (2 + log2(mean input "
         "tokens / 1024))), beside a model of measured costs.",
     )
-    size.add_argument("--gpus", type=_whole(MOST_GPUS), required=True, metavar="N")
-    size.add_argument("--input-tokens", type=_number(1, MOST_TOKENS), required=True, metavar="MEAN")
-    size.add_argument("--output-tokens", type=_number(1, MOST_TOKENS), default=256.0, metavar="MEAN")
-    size.add_argument("--rps", type=_number(1e-6, MOST_RPS), metavar="RATE", help="requests a second, in all")
+    size.add_argument("--gpus", type=whole(1, MOST_GPUS), required=True, metavar="N")
+    size.add_argument("--input-tokens", type=number(1, MOST_TOKENS), required=True, metavar="MEAN")
+    size.add_argument("--output-tokens", type=number(1, MOST_TOKENS), default=256.0, metavar="MEAN")
+    size.add_argument("--rps", type=number(1e-6, MOST_RPS), metavar="RATE", help="requests a second, in all")
     size.add_argument(
         "--decode-step-ms",
-        type=_number(1e-3, 1e5),
+        type=number(1e-3, 1e5),
         default=10.0,
         metavar="MS",
         help="how long one decode step takes on the GPU (default: %(default)s)",
@@ -83,25 +82,3 @@ def text(shown: dict[str, Any]) -> str:
     lines += [f"  note: {limit}" for limit in found["limits"]]
     where = f"{found['coefficients_machine']}, {found['coefficients_measured_on']}"
     return "\n".join([*lines, f"  costs measured on {where}; --coefficients takes yours"])
-
-
-def _whole(most: int) -> Any:
-    def parse(given: str) -> int:
-        if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
-            raise argparse.ArgumentTypeError(f"given {given}, allowed: a whole number in 1..{most}")
-        return int(given)
-
-    return parse
-
-
-def _number(least: float, most: float) -> Any:
-    def parse(given: str) -> float:
-        try:
-            value = float(given)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"given {given}, allowed: a number in [{least:g}, {most:g}]")
-        return value
-
-    return parse
