@@ -111,7 +111,7 @@ STAMP_COUNT = 9  # fields of contracts.Stamps, in order
 
 OUTPUTS: tuple[PublicTensor, ...] = (
     _one("text_output", "BYTES", "", "UTF-8", "the text since the last response"),
-    _one("finish_reason", "BYTES", "", "stop, length, cancelled, error", "last response"),
+    _one("finish_reason", "BYTES", "", "stop, length, cancelled", "last response"),
     _one("num_input_tokens", "UINT32", "", "", "when asked: tokens of the prompt"),
     _one("num_output_tokens", "UINT32", "", "", "when asked: tokens in this response; their sum is the answer's"),
     _one("cumulative_logprob", "FP32", "", "", "when asked: sum over all tokens so far"),
