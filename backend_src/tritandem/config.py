@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from .contracts.errors import ConfigError
+from .machine.device import FORMS as DEVICE_FORMS
+from .machine.device import is_device
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,11 +67,6 @@ def _setting(default: Any, doc: str, low: float = 0, high: float = math.inf, **m
     return field(default=default, metadata={"setting": Setting(doc, low, high, **more)})
 
 
-def is_device(text: str) -> bool:
-    """Whether `text` names a device; whether the machine has it is another question."""
-    return re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text, re.ASCII) is not None
-
-
 def is_traces_url(text: str) -> bool:
     """Whether spans can be sent to `text` over OTLP/HTTP; "" sends none."""
     if not text:
@@ -82,7 +78,6 @@ def is_traces_url(text: str) -> bool:
         return False
 
 
-DEVICE_FORMS = "auto, cpu, cuda, cuda:N"
 _URL_FORMS = 'http://HOST:PORT/PATH, https://..., or "" for none'
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 

@@ -35,7 +35,7 @@ def big_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setenv(ALLOWED_CPUS_ENV, "0-15")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     root = ONE_SOCKET.lay_out(tmp_path)
-    monkeypatch.setattr(placing, "plan_here", lambda config, device="": plan_here(config, device, root=root))
+    monkeypatch.setattr(placing, "plan_here", lambda config, device=None: plan_here(config, device, root=root))
     return plan_here(Config(), root=root)
 
 
@@ -62,6 +62,6 @@ def test_lists_of_the_operators_are_kept_whoever_is_there(big_machine: Plan, mon
 def test_where_nothing_is_given_away_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOWED_CPUS_ENV, "0-1")
     root = TWO_CPUS.lay_out(tmp_path)
-    monkeypatch.setattr(placing, "plan_here", lambda config, device="": plan_here(config, device, root=root))
+    monkeypatch.setattr(placing, "plan_here", lambda config, device=None: plan_here(config, device, root=root))
     monkeypatch.setattr(placing, "another_server_on", lambda cpus: pytest.fail("asked"))
     assert placing.place_server(ServeOptions(None, Path())) == ({0, 1}, "")

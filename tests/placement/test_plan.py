@@ -9,6 +9,7 @@ import pytest
 from tritandem.config import Config, PlacementConfig, placement_from_words
 from tritandem.contracts.errors import ConfigError
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
+from tritandem.machine.device import Device
 from tritandem.machine.topology import read_topology
 from tritandem.placement import ALLOWED_CPUS_ENV, COMPONENTS, Plan, make_plan, plan_here
 from tritandem.placement.here import gpu_of
@@ -34,7 +35,7 @@ def planned(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = Config(placement=placement_from_words(words))
-    return plan_here(config, device, root=machine.lay_out(root))
+    return plan_here(config, Device.parse(device), root=machine.lay_out(root))
 
 
 def cpus(plan: Plan) -> dict[str, str]:
@@ -217,7 +218,7 @@ def test_a_wrong_placement_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv(ALLOWED_CPUS_ENV, EVERY)
     with pytest.raises(ConfigError) as refused:
-        plan_here(Config(placement=config), "cpu", root=ONE_SOCKET.lay_out(tmp_path))
+        plan_here(Config(placement=config), Device("cpu"), root=ONE_SOCKET.lay_out(tmp_path))
     assert str(refused.value).startswith(message)
 
 
@@ -234,8 +235,8 @@ def test_cuda_counts_as_the_kernel_does(tmp_path: Path) -> None:
         ("auto", "5", "0000:bb:00.0"),
         ("cuda:1", "5, 2", "0000:4c:00.0"),
     ]:
-        gpu = gpu_of(device, topology, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        gpu = gpu_of(Device.parse(device), topology, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
         assert gpu is not None
         assert gpu.address == address
-    assert gpu_of("cuda:8", topology, {}) is None
-    assert gpu_of("cuda:1", topology, {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    assert gpu_of(Device("cuda", 8), topology, {}) is None
+    assert gpu_of(Device("cuda", 1), topology, {"CUDA_VISIBLE_DEVICES": "0"}) is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tritandem.machine.cgroup import quota_cores
 from tritandem.machine.cpu_list import format_cpus, parse_cpus
+from tritandem.machine.device import Device
 from tritandem.machine.topology import read_topology, usable_cores
 from tritandem.placement import why_no_device
 
@@ -61,7 +62,7 @@ def test_a_gpu_that_is_not_there_is_known_before_cuda_is_asked(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert why_no_device(device, EIGHT_GPUS.lay_out(tmp_path)) == words
+    assert why_no_device(Device.parse(device), EIGHT_GPUS.lay_out(tmp_path)) == words
 
 
 def test_without_a_driver_there_is_no_gpu_unless_windows_has_it(
@@ -69,10 +70,10 @@ def test_without_a_driver_there_is_no_gpu_unless_windows_has_it(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     root = TWO_CPUS.lay_out(tmp_path)
-    assert why_no_device("cuda", root) == "there is no NVIDIA driver on this machine"
+    assert why_no_device(Device("cuda"), root) == "there is no NVIDIA driver on this machine"
     (root / "dev").mkdir()
     (root / "dev/dxg").touch()
-    assert why_no_device("cuda", root) is None
+    assert why_no_device(Device("cuda"), root) is None
 
 
 def test_a_mask_leaves_what_it_allows(tmp_path: Path) -> None:

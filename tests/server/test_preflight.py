@@ -10,6 +10,7 @@ import pytest
 from tritandem.config import Config
 from tritandem.contracts.errors import ConfigError
 from tritandem.host import Refusal
+from tritandem.machine.device import Device
 from tritandem.server import preflight
 from tritandem.server.foreign_flags import known_flags, refuse_unknown_flags
 from tritandem.server.locate import check_python, find_install, stub_python
@@ -150,11 +151,12 @@ def test_devices_of_engines_are_looked_at_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], problem: str
 ) -> None:
     monkeypatch.setattr(
-        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if ":7" in device else None
+        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if device.index == 7 else None
     )
     with pytest.raises(Refusal, match=f"--devices: {re.escape(problem)}"):
-        preflight.check_devices(ServeOptions(None, tmp_path, devices=devices))
-    preflight.check_devices(ServeOptions(None, tmp_path, devices=("cpu", "cpu", "cuda:0", "cuda:1")))
+        preflight.check_devices(ServeOptions(None, tmp_path, devices=tuple(map(Device.parse, devices))))
+    several = tuple(map(Device.parse, ("cpu", "cpu", "cuda:0", "cuda:1")))
+    preflight.check_devices(ServeOptions(None, tmp_path, devices=several))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_an_engine_on_a_device_that_is_not_there_is_refused_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, problem: str
 ) -> None:
     monkeypatch.setattr(
-        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if ":7" in device else None
+        preflight, "why_no_device", lambda device: "this process may use 1 GPU" if device.index == 7 else None
     )
     second = tmp_path / "second"
     second.mkdir()

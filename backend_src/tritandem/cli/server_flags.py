@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritandem.config import CONFIG_ENV, DEVICE_FORMS, MODEL_ENV, PLACEMENT_ENV, is_device, placement_from_words
+from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
 from tritandem.contracts.errors import ConfigError
+from tritandem.machine.device import Device
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.placement import COMPONENTS
@@ -122,8 +123,8 @@ def _placement(args: argparse.Namespace) -> str:
     return words
 
 
-def _devices(text: str) -> tuple[str, ...]:
-    devices = tuple(word.strip() for word in text.split(","))
-    if not all(is_device(device) for device in devices):
-        raise argparse.ArgumentTypeError(f"given {text!r}, allowed: {DEVICE_FORMS}, separated by commas")
-    return devices
+def _devices(text: str) -> tuple[Device, ...]:
+    try:
+        return tuple(Device.parse(word.strip()) for word in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, separated by commas") from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..config import Config
 from ..machine.cgroup import ROOT
 from ..machine.cpu_list import parse_cpus
+from ..machine.device import Device
 from ..machine.topology import Gpu, Topology, read_topology
 from .plan import Plan, make_plan
 
@@ -21,23 +22,23 @@ VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
 WSL_GPU = "dev/dxg"  # where Windows' driver shows itself; there is no nvidiactl then
 
 
-def plan_here(config: Config, device: str = "", on_gpu: bool | None = None, root: Path = ROOT) -> Plan:
-    """`device` (cpu, cuda, cuda:N or auto) replaces the configuration's when given; `on_gpu` says what an `auto` came
-    to where somebody knows. Raises ConfigError."""
+def plan_here(config: Config, device: Device | None = None, on_gpu: bool | None = None, root: Path = ROOT) -> Plan:
+    """`device` replaces the configuration's; `on_gpu` says what an `auto` came to where somebody knows. Raises
+    ConfigError."""
     topology = read_topology(_allowed(os.environ), root)
-    device = device or config.engine.device
+    device = device or Device.parse(config.engine.device)
     if on_gpu is None:
-        on_gpu = device.startswith("cuda") or (device == "auto" and _cuda_is_likely(topology, os.environ))
+        on_gpu = device.kind == "cuda" or (device.kind == "auto" and _cuda_is_likely(topology, os.environ))
     gpu = gpu_of(device, topology, os.environ) if on_gpu else None
     return make_plan(topology, config.placement, gpu, on_gpu)
 
 
-def gpu_of(device: str, topology: Topology, environ: Mapping[str, str]) -> Gpu | None:
+def gpu_of(device: Device, topology: Topology, environ: Mapping[str, str]) -> Gpu | None:
     """The GPU that CUDA calls `device`; None where that cannot be told without asking CUDA.
 
     CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launcher sets, makes CUDA count as the kernel does.
     """
-    index = device_index(device)
+    index = device.number
     chosen = environ.get(VISIBLE_DEVICES_ENV)
     if chosen is not None:
         words = [word.strip() for word in chosen.split(",")]
@@ -47,10 +48,9 @@ def gpu_of(device: str, topology: Topology, environ: Mapping[str, str]) -> Gpu |
     return topology.visible_gpus[index] if index < len(topology.visible_gpus) else None
 
 
-def why_no_device(device: str, root: Path = ROOT) -> str | None:
-    """Why this machine cannot have `device` (cpu, cuda, cuda:N or auto), in words; None where it has it, or where CUDA
-    alone can tell."""
-    if not device.startswith("cuda"):
+def why_no_device(device: Device, root: Path = ROOT) -> str | None:
+    """Why this machine cannot have `device`, in words; None where it has it, or where CUDA alone can tell."""
+    if device.kind != "cuda":
         return None
     topology = read_topology(_allowed(os.environ), root)
     if not topology.has_driver and not (root / WSL_GPU).exists():
@@ -59,14 +59,9 @@ def why_no_device(device: str, root: Path = ROOT) -> str | None:
     if chosen in ("", "-1"):
         return f"{VISIBLE_DEVICES_ENV} hides every GPU"
     seen = len(topology.visible_gpus) if chosen is None else len(chosen.split(","))
-    if seen and device_index(device) >= seen:
+    if seen and device.number >= seen:
         return f"this process may use {seen} GPU{'s' if seen > 1 else ''}, numbered from 0"
     return None
-
-
-def device_index(device: str) -> int:
-    """N of cuda:N, 0 without one."""
-    return int(device.partition(":")[2] or 0)
 
 
 def _cuda_is_likely(topology: Topology, environ: Mapping[str, str]) -> bool:

@@ -110,8 +110,9 @@ class TritonServer:
             raise Refusal(f"nothing can be written: {error}", "free some space there") from error
         self.shm_prefix = self._run.mark
         try:
+            devices = [str(device) for device in self.options.devices]
             repository = repository_of_run(
-                self.options.repository, self._run.folder, self.options.tokenizer_instances, self.options.devices
+                self.options.repository, self._run.folder, self.options.tokenizer_instances, devices
             )
             admin_key = secrets.token_urlsafe(24)
             words = command.arguments(self.options, install, backends, repository, self.shm_prefix, admin_key)

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..machine.device import Device
+
 LOOPBACK = "127.0.0.1"
 _WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 # Flags that Triton accepts several times; any other one of the user's replaces ours.
@@ -24,7 +26,7 @@ class ServeOptions:
     metrics_port: int = 8002
     engine_config: Path | None = None
     tokenizer_instances: int = 0  # 0: what the repository says
-    devices: tuple[str, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
+    devices: tuple[Device, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
     max_log_bytes: int = 64 << 20  # beyond it the log begins anew, and what it held is kept beside it, once

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config import DEVICE_FORMS, Config, is_device, load_config, with_placement
+from ..config import Config, load_config, with_placement
 from ..contracts.errors import ConfigError
 from ..host import Refusal
+from ..machine.device import FORMS, Device, is_device
 from ..model_facts import check_folder
 from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
@@ -131,20 +132,21 @@ def check_tracing(options: ServeOptions) -> None:
 
 def check_devices(options: ServeOptions) -> None:
     """Of `--devices`; else of the configuration, and of every engine of the repository that names its own."""
-    gpus = [device for device in options.devices if device != "cpu"]
-    if len(options.devices) > 1 and (len(set(gpus)) < len(gpus) or any(":" not in device for device in gpus)):
-        raise Refusal(f"--devices: given {','.join(options.devices)}", "allowed: cpu, or cuda:N with each GPU once")
-    for where, device in _devices(options):
-        if not is_device(device):
-            raise Refusal(f"{where}: given {device!r}", f"allowed: {DEVICE_FORMS}")
-        if problem := why_no_device(device):
-            raise Refusal(f"{where}: given {device!r}, but {problem}", f"allowed: {DEVICE_FORMS}, as far as they exist")
+    gpus = [device.index for device in options.devices if device.kind != "cpu"]
+    if len(options.devices) > 1 and (len(set(gpus)) < len(gpus) or None in gpus):
+        given = ",".join(map(str, options.devices))
+        raise Refusal(f"--devices: given {given}", "allowed: cpu, or cuda:N with each GPU once")
+    for where, text in _devices(options):
+        if not is_device(text):
+            raise Refusal(f"{where}: given {text!r}", f"allowed: {FORMS}")
+        if problem := why_no_device(Device.parse(text)):
+            raise Refusal(f"{where}: given {text!r}, but {problem}", f"allowed: {FORMS}, as far as they exist")
 
 
 def _devices(options: ServeOptions) -> list[tuple[str, str]]:
     """(what names it, device)"""
     if options.devices:
-        return [("--devices", device) for device in options.devices]
+        return [("--devices", str(device)) for device in options.devices]
     found = [("engine.device", _config(options).engine.device)]
     if options.repository.is_dir():
         for model, device in engine_devices(options.repository).items():

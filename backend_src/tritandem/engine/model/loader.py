@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ...config import EngineConfig
 from ...contracts.errors import ConfigError
+from ...machine.device import Device
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
 from ...model_facts.token_ids import check_token_ids
@@ -43,19 +44,16 @@ class LoadedModel:
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises ConfigError for a device that is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"engine.device: given {name!r}, allowed: auto, cpu, cuda, cuda:N")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(
-            f"engine.device: {name} is not there; this process sees {torch.cuda.device_count()} CUDA devices"
-        )
-    return device
+        device = Device.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"engine.device: {error}") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.kind == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    if device.kind == "cuda" and device.number >= gpus:
+        raise ConfigError(f"engine.device: {name} is not there; this process sees {gpus} CUDA devices")
+    return torch.device(str(device))
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

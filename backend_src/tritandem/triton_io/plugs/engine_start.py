@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils
 from ...config import model_folder_from_environment
 from ...engine.model.loader import resolve_device
 from ...engine.service import CORE_THREAD, build_engine
+from ...machine.device import Device
 from ...placement import ENGINE, plan_here, settle
 from ...telemetry.step_meter import StepMeter
 from ..hops.inner_key import load_inner_key
@@ -26,7 +27,8 @@ def start(process: Process) -> WatchedPlug:
     settings, name = process.config, process.args["model_name"]
     key = load_inner_key()
     device = process.parameter("device") or settings.engine.device
-    plan = plan_here(settings, device, on_gpu=resolve_device(device).type == "cuda")
+    on_gpu = resolve_device(device).type == "cuda"
+    plan = plan_here(settings, Device.parse(device), on_gpu)
     settle(plan.home)  # any core near the GPU while it loads, and its memory with it; said once, when it is final
     threads = settings.engine.threads or plan.shares[ENGINE].threads
     config = dataclasses.replace(settings.engine, device=device, threads=threads)
