@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import json
 import os
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,17 +33,11 @@ from tritandem.sizing import Coefficients, load_coefficients
 from tritandem.tokenizer import TextTokenizer, load_tokenizer
 
 from .scheduler import measure
+from .tokenizer_texts import Corpus
 
 MEASURED = "measured by `tritandem_bench.calibrate`"
 NOT_MEASURED = "triton_cpu_s_per_response"  # no server is started here
-PROMPT_CHARS = 30_000
-_SENTENCES = (
-    "The committee's report, published in {} pages, says nothing about the {} other cases. ",
-    "def area_{}(width: float, height: float) -> float:\n    return width * height / {}\n\n",
-    "Übermorgen fahren wir um {}:{} Uhr nach Köln; das Wetter soll schön werden! ",
-    '{{"id": {}, "name": "sensor-{}", "values": [0.25, 17, null]}}\n',
-    "Ask yourself whether step {} could be left out, and what step {} would then need. ",
-)
+TEXT_CHARS = {"prose": 15_000, "code": 15_000}
 STREAMS, LONG_TOKENS = 32, 64
 STREAM_TOKENS_PER_S = 100.0  # of each: so slow that no two tokens share a response
 TRIP_S, SENDER_THREADS = 0.00012, 2
@@ -51,18 +46,6 @@ PROMPT_TOKENS = 128
 
 
 # -- tokenizer -----------------------------------------------------------------------------------------
-
-
-def prompt_text(chars: int) -> str:
-    """Prose, code, numbers and accents; no sentence twice the same, so that no cache of words does all the work."""
-    parts: list[str] = []
-    length = number = 0
-    while length < chars:
-        number += 1
-        part = _SENTENCES[number % len(_SENTENCES)].format(number * 37 % 1009, number * 101 % 4099)
-        parts.append(part)
-        length += len(part)
-    return "".join(parts)[:chars]
 
 
 def encode_rate(tokenizer: TextTokenizer, text: str, seconds: float) -> float:
@@ -165,7 +148,8 @@ def engine_cost(seconds: float) -> float:
 
 def calibrate(model: Path, seconds: float, say: Callable[[str], None]) -> dict[str, object]:
     """The document that `tritandem size` reads; each part takes about `seconds`. Raises ConfigError for a bad model."""
-    defaults, text = load_coefficients(), prompt_text(PROMPT_CHARS)
+    defaults, corpus = load_coefficients(), Corpus(random.Random(0))
+    prompt = "\n".join(corpus.text(kind, chars) for kind, chars in TEXT_CHARS.items())
     rates: dict[bool, float] = {}
     for fast in (False, True):
         # Every text goes the same way, and nothing is remembered or checked beside.
@@ -173,7 +157,7 @@ def calibrate(model: Path, seconds: float, say: Callable[[str], None]) -> dict[s
         tokenizer = load_tokenizer(model, config)
         try:
             in_use = not fast or tokenizer.stats().fast_enabled
-            rates[fast] = encode_rate(tokenizer, text, seconds) if in_use else 0.0
+            rates[fast] = encode_rate(tokenizer, prompt, seconds) if in_use else 0.0
             say(f"tokenizer, {'fast' if fast else 'slow'} path: {rates[fast]:,.0f} tokens per core-second")
             if not fast:
                 per_request_s, per_response_s = scheduler_cost(tokenizer.streams(), seconds)

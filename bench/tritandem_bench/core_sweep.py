@@ -27,24 +27,24 @@ from tritandem_loadtest import LoadTestError, RunConfig, run
 from tritandem_loadtest.dialects import DIALECTS
 
 from .pinned_server import Load, LoadSampler, PinnedServer, ServerFailed
-from .serving import add_prompts_flag, per_request
+from .word_loads import add_prompts_flag, closed, head, line, per_request, word_load
 
-_FIGURES = (
-    ("output_tokens_per_s", "tokens/s", "{:.0f}"),
-    ("achieved_rps", "sent/s", "{:.2f}"),
-    ("ttft_ms_p50", "TTFT p50", "{:.1f}"),
-    ("ttft_ms_p99", "TTFT p99", "{:.1f}"),
-    ("itl_ms_p50", "ITL p50", "{:.2f}"),
-    ("itl_ms_p99", "ITL p99", "{:.2f}"),
-    ("e2e_ms_p50", "e2e p50", "{:.0f}"),
-    ("input_tokens_per_request", "in tok/req", "{:.0f}"),
-    ("cached_tokens_per_request", "cached/req", "{:.0f}"),
-    ("failed", "failed", "{}"),
-    ("gpu_percent", "GPU %", "{:.0f}"),
-    ("cpu_cores_used", "cores used", "{:.2f}"),
-    ("cpu_cores_waited", "waited", "{:.2f}"),
-    ("cpu_pressure", "pressure", "{:.2f}"),
-)
+_FIGURES = {
+    "output_tokens_per_s": ("tokens/s", "{:.0f}"),
+    "achieved_rps": ("sent/s", "{:.2f}"),
+    "ttft_ms_p50": ("TTFT p50", "{:.1f}"),
+    "ttft_ms_p99": ("TTFT p99", "{:.1f}"),
+    "itl_ms_p50": ("ITL p50", "{:.2f}"),
+    "itl_ms_p99": ("ITL p99", "{:.2f}"),
+    "e2e_ms_p50": ("e2e p50", "{:.0f}"),
+    "input_tokens_per_request": ("in tok/req", "{:.0f}"),
+    "cached_tokens_per_request": ("cached/req", "{:.0f}"),
+    "failed": ("failed", "{}"),
+    "gpu_percent": ("GPU %", "{:.0f}"),
+    "cpu_cores_used": ("cores used", "{:.2f}"),
+    "cpu_cores_waited": ("waited", "{:.2f}"),
+    "cpu_pressure": ("pressure", "{:.2f}"),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     except (ServerFailed, LoadTestError) as error:
         print(f"core_sweep: {error}", file=sys.stderr)
         return 2
-    print(f"{'server':<14}{'cores':>6}" + "".join(f"{title:>11}" for _, title, _ in _FIGURES))
+    print(head(f"{'server':<14}{'cores':>6}", _FIGURES))
     print("\n".join(map(_line, rows)))
     document = {"load": describe_load(args), "tokens": args.tokens, "one_start": args.one_start, "rows": rows}
     (args.out / "core_sweep.json").write_text(json.dumps(document), encoding="utf-8")
@@ -128,19 +128,15 @@ def measure(
 
 
 def _config(args: argparse.Namespace, dialect: str, **times: Any) -> RunConfig:
-    if args.streams:
-        more: dict[str, Any] = {"arrival": "closed", "users": args.streams, "processes": args.processes}
-    else:
-        more = {"arrival": "constant", "rps": args.rps}
-    more |= {"workload": "words", "prompt_words": str(args.words), "prompt_pool": args.prompt_pool}
-    more |= {"output_tokens": str(args.tokens), "ignore_eos": True}
-    return RunConfig(url=args.url, dialect=dialect, model=args.model, **more, **times)
+    arrival = closed(args.streams, args.processes) if args.streams else {"rps": args.rps}
+    more = {"dialect": dialect, "prompt_pool": args.prompt_pool, **arrival, **times}
+    return word_load(args.url, args.model, args.words, args.tokens, **more)
 
 
 def _row(name: str, cores: int, summary: dict[str, Any], load: Load) -> dict[str, Any]:
     seen = {key: value for key, value in asdict(load).items() if key != "gpu_samples"}
     known = {**summary, **per_request(summary)}
-    figures = {key: known.get(key) for key, _, _ in _FIGURES if key not in seen}
+    figures = {key: known.get(key) for key in _FIGURES if key not in seen}
     return {
         "server": name,
         "cores": cores,
@@ -152,9 +148,7 @@ def _row(name: str, cores: int, summary: dict[str, Any], load: Load) -> dict[str
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = ("-" if row[key] is None else layout.format(row[key]) for key, _, layout in _FIGURES)
-    invalid = "" if row["valid"] else "  INVALID"
-    return f"{row['server']:<14}{row['cores']:>6}" + "".join(f"{cell:>11}" for cell in cells) + invalid
+    return line(f"{row['server']:<14}{row['cores']:>6}", row, _FIGURES)
 
 
 def draw(documents: list[dict[str, Any]], path: Path) -> Path:

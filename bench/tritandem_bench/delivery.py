@@ -21,7 +21,9 @@ from tritandem.server import TritonServer
 from tritandem.server.repository import default_repository
 from tritandem_loadtest import run
 
-from .closed_loop import closed_loop
+from .word_loads import closed, word_load
+
+WARMUP_S = 3.0
 
 ENGINE = """
 class TritonPythonModel:
@@ -48,7 +50,9 @@ def repository(folder: Path, step_s: float) -> Path:
 
 
 def measure(server: TritonServer, model: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
-    summary = run(closed_loop(server.grpc_url, model, streams, args)).summary
+    times = {"duration_s": WARMUP_S + args.seconds, "warmup_s": WARMUP_S}
+    load = word_load(server.grpc_url, model, args.words, args.tokens, **closed(streams, args.processes), **times)
+    summary = run(load).summary
     offered = streams / args.step_ms * 1000
     return {
         "model": model,

@@ -19,8 +19,9 @@ from typing import Any
 
 from tritandem_loadtest import LoadTestError, Report, RunConfig, run
 from tritandem_loadtest.cli import show_progress
-from tritandem_loadtest.config import parse_prompts
 from tritandem_loadtest.dialects import DIALECTS
+
+from .word_loads import add_prompts_flag, closed, head, line, per_request, word_load
 
 _COLUMNS = {
     "output_tokens_per_s": ("tokens/s", "{:.0f}"),
@@ -52,10 +53,9 @@ def main(argv: list[str]) -> int:
     except LoadTestError as error:
         print(f"serving: {error}", file=sys.stderr)
         return 2
-    print(f"{'load':<22}" + "".join(f"{title:>11}" for title, _ in _COLUMNS.values()))
+    print(head(f"{'load':<22}", _COLUMNS))
     for row in rows:
-        cells = ("-" if row[name] is None else layout.format(row[name]) for name, (_, layout) in _COLUMNS.items())
-        print(f"{row['load']:<22}" + "".join(f"{cell:>11}" for cell in cells) + ("" if row["valid"] else "  INVALID"))
+        print(line(f"{row['load']:<22}", row, _COLUMNS))
     asked = {name: getattr(args, name) for name in ("url", "dialect", "model", "words", "tokens", "prompt_pool")}
     print(json.dumps({**asked, "rows": rows}))
     return 0 if all(row["completed"] and not row["failed"] for row in rows) else 1
@@ -81,52 +81,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def add_prompts_flag(parser: argparse.ArgumentParser) -> None:
-    def pool(text: str) -> int:
-        try:
-            return parse_prompts(text)
-        except LoadTestError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    what = "distinct: none twice (default); pool:N: N prompts again and again, for the prefix cache"
-    parser.add_argument("--prompts", dest="prompt_pool", type=pool, default=0, metavar="distinct|pool:N", help=what)
-
-
 def _loads(args: argparse.Namespace) -> Iterator[tuple[str, RunConfig]]:
     """What the rows are called and what they run. Each has a seed of its own, and with it prompts of its own."""
     seeds = count(args.seed * 1000)
+
+    def load(words: int, **arrival: Any) -> RunConfig:
+        settings = {name: getattr(args, name) for name in ("dialect", "grpc_client", "prompt_pool")}
+        times = {"duration_s": args.warmup + args.seconds, "warmup_s": args.warmup}
+        return word_load(args.url, args.model, words, args.tokens, **settings, **times, seed=next(seeds), **arrival)
+
     for streams in args.streams:
-        yield f"{streams} streams", _closed(args, streams, next(seeds))
+        # A process for each 16 streams or more: fewer would only share the processor with the server.
+        processes = max(1, min(args.processes, streams // 16))
+        yield f"{streams} streams", load(args.words, **closed(streams, processes))
     if args.open_rps > 0:
-        yield f"{args.open_rps:g}/s, {args.open_words} words", _open(args, next(seeds))
-
-
-def _settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    return {
-        "url": args.url,
-        "dialect": args.dialect,
-        "model": args.model,
-        "grpc_client": args.grpc_client,
-        "workload": "words",
-        "output_tokens": str(args.tokens),
-        "ignore_eos": True,
-        "duration_s": args.warmup + args.seconds,
-        "warmup_s": args.warmup,
-        "prompt_pool": args.prompt_pool,
-        "seed": seed,
-    }
-
-
-def _closed(args: argparse.Namespace, streams: int, seed: int) -> RunConfig:
-    """A process for each 16 streams or more: fewer would only share the processor with the server."""
-    processes = max(1, min(args.processes, streams // 16))
-    more = {"arrival": "closed", "users": streams, "processes": processes, "prompt_words": str(args.words)}
-    return RunConfig(**_settings(args, seed), **more)
-
-
-def _open(args: argparse.Namespace, seed: int) -> RunConfig:
-    words = str(args.open_words)
-    return RunConfig(**_settings(args, seed), arrival="constant", rps=args.open_rps, prompt_words=words)
+        yield f"{args.open_rps:g}/s, {args.open_words} words", load(args.open_words, rps=args.open_rps)
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> Report:
@@ -144,19 +113,6 @@ def _row(load: str, report: Report) -> dict[str, Any]:
     row = {"load": load, **{name: figures.get(name) for name in _COLUMNS}}
     extra = ("input_tokens", "requests", "achieved_rps", "missed_schedule_rate", "failures", "server_ms", "valid")
     return {**row, **{name: s[name] for name in extra}}
-
-
-def per_request(summary: dict[str, Any]) -> dict[str, float | None]:
-    """Mean prompt tokens of a completed request by the server's own count, and those from its prefix cache.
-
-    None: the dialect has no output for it.
-    """
-    completed, dialect = summary["completed"], DIALECTS[summary["dialect"]]
-    counts = {"input_tokens": dialect.input_count_output, "cached_tokens": dialect.cached_count_output}
-    return {
-        f"{name}_per_request": round(summary[name] / completed, 1) if output and completed else None
-        for name, output in counts.items()
-    }
 
 
 if __name__ == "__main__":

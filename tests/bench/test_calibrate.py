@@ -11,7 +11,7 @@ from tritandem.config import TokenizerConfig
 from tritandem.sizing import load_coefficients
 from tritandem.tokenizer import load_tokenizer
 from tritandem_bench import calibrate
-from tritandem_bench.calibrate import MEASURED, encode_rate, engine_cost, machine_name, prompt_text, solve
+from tritandem_bench.calibrate import MEASURED, encode_rate, engine_cost, machine_name, solve
 from tritandem_bench.scheduler import measure
 from tritandem_bench.stand_ins import FIRST_ID, IDS, TableText
 
@@ -38,13 +38,6 @@ def test_the_scheduler_delivers_every_token_that_is_offered() -> None:
 
 def test_the_engine_costs_something_and_not_a_second() -> None:
     assert 0 < engine_cost(SHORT_S) < 0.1
-
-
-def test_the_text_has_the_asked_length_and_does_not_repeat_itself() -> None:
-    text = prompt_text(30_000)
-    assert len(text) == 30_000
-    pieces = [text[i : i + 200] for i in range(0, 30_000, 200)]
-    assert len(set(pieces)) == len(pieces)
 
 
 def test_the_machine_is_named_by_processor_and_cores(tmp_path: Path) -> None:
