@@ -119,7 +119,12 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--protocol", choices=("grpc", "http"), help="default: grpc")
     server.add_argument("--model", default="scheduler", help="default: %(default)s")
     server.add_argument("--timeout-s", type=float, default=600.0, help="default: %(default)s")
-    server.add_argument("--retries", type=int, default=0, help="when it is full or not there (default: %(default)s)")
+    server.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        help="tries more when the server is full or cannot be reached (default: %(default)s)",
+    )
     server.add_argument("--ca-file", help="PEM roots for grpcs:// and https://")
     server.add_argument(
         "--header",
@@ -136,8 +141,12 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
     sampling = parser.add_argument_group("sampling")
     for name, kind, text in _SAMPLING:
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
-    sampling.add_argument("--stop", dest="stop_words", action="append", metavar="TEXT", help="end here (repeatable)")
-    sampling.add_argument("--bad-word", dest="bad_words", action="append", metavar="TEXT", help="never (repeatable)")
+    sampling.add_argument(
+        "--stop", dest="stop_words", action="append", metavar="TEXT", help="stop at this text (repeatable)"
+    )
+    sampling.add_argument(
+        "--bad-word", dest="bad_words", action="append", metavar="TEXT", help="a text that must not appear (repeatable)"
+    )
     sampling.add_argument("--logprobs", type=int, metavar="N", help="with --json: N alternatives per token")
     sampling.add_argument("--priority", choices=PRIORITIES)
 
