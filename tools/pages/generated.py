@@ -16,7 +16,7 @@ from tritandem.config import Config, Setting, settings_of
 from tritandem.triton_io.request import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-_BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n)\n(.*?)\n(\n<!-- end -->)", re.DOTALL)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -91,14 +91,19 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def filled(page: str) -> str:
-    """`page` with every block as the code says it. Raises KeyError for a block of an unknown name."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", page)
+def filled(page: str, blocks: Mapping[str, str]) -> str:
+    """`page` with these blocks in their places; others stay as they are."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{blocks.get(found[2], found[3])}\n{found[4]}", page)
+
+
+def blocks() -> dict[str, str]:
+    return {name: make() for name, make in BLOCKS.items()}
 
 
 def write_pages() -> None:
+    made = blocks()
     for path in sorted(DOCS.rglob("*.md")):
         page = path.read_text()
-        if (new := filled(page)) != page:
+        if (new := filled(page, made)) != page:
             path.write_text(new)
             print(f"written: {path.relative_to(DOCS.parent)}")
