@@ -37,9 +37,9 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError(f"no {count} free ports in {FIRST_PORT}..{LAST_PORT}")
 
 
-def start_server(**options: object) -> TritonServer:
-    """Not yet entered. Skips the test where there is no model."""
-    model = demo_model()
+def start_server(model: Path | None = None, **options: object) -> TritonServer:
+    """Not yet entered. Without `model` the demo's; skips the test where there is none."""
+    model = model or demo_model()
     if not (model / "config.json").is_file():
         pytest.skip(f"no demo model in {model}: run `tritandem model fetch smollm2` or set TRITANDEM_TEST_MODEL")
     http, grpc, metrics = free_ports(3)

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ from tritandem.triton_io.hops import handover
 from tritandem.triton_io.hops.bls_tokenizer import BlsTokenizer
 from tritandem.triton_io.hops.handover import FRESH_NS, Handover
 from tritandem.triton_io.hops.inner_key import InnerKey
-from tritandem.triton_io.plugs.scheduler import SchedulerPlug
+from tritandem.triton_io.hops.text_turns import TextTurns
+from tritandem.triton_io.plugs.scheduler import FULL_BATCH, SchedulerPlug
 from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
 from tritandem.triton_io.request.decoder import ModelLimits, ReturnOptions
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
@@ -395,6 +397,7 @@ def test_a_refused_request_is_freed_without_the_collector(plug: SchedulerPlug) -
     try:
         plug.execute([request])
         del request
+        plug.close()  # by now the refusal is out
         assert freed() is None
     finally:
         gc.enable()
@@ -435,10 +438,49 @@ def test_a_full_queue_refuses_a_text_before_it_is_tokenized(
         {"text_input": text("hi")}, {"tenant": "greedy", "priority_class": "batch"}, request_id="abc"
     )
     plug.execute([request])
-    [response] = sender.responses
+    [response] = sender.wait_end()
     assert response.error().message() == "REJECTED_SATURATED: 9 requests are waiting; retry after 2.5 s"
     record = refused.get(timeout=1)
     assert (record.request_id, record.tenant, record.priority) == ("abc", "greedy", PriorityClass.BATCH)
+
+
+def test_a_stop_does_not_wait_for_the_refusals_before_it(plug: SchedulerPlug, service: RecordingService) -> None:
+    go = threading.Event()
+
+    class Slow(pb_utils.ResponseSender):
+        def send(self, response: Any = None, flags: int = 0) -> None:
+            go.wait(5)
+            super().send(response, flags)
+
+    service.full["greedy", PriorityClass.NORMAL] = Saturated("9 requests are waiting", 2.5)
+    senders = [Slow() for _ in range(50)]
+    flood = [
+        received({"text_input": text("hi")}, {"tenant": "greedy"}, f"f{i}", sender=senders[i])[0] for i in range(50)
+    ]
+    stop, sender = received({"stop": one(True, np.bool_)}, request_id="r6")
+    plug.execute([*flood, stop])
+    assert sender.wait_end()
+    assert not any(one.responses for one in senders)
+    go.set()
+    plug.close()
+    assert all(len(one.responses) == 1 for one in senders)
+
+
+def test_texts_are_tokenized_one_at_a_time_while_full_batches_come(
+    plug: SchedulerPlug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = (Path(__file__).parents[2] / "model_repository/scheduler/config.pbtxt").read_text()
+    assert re.search(rf"^max_batch_size: {FULL_BATCH}$", config, re.MULTILINE)
+    said: list[int | None] = []
+    monkeypatch.setattr(TextTurns, "one_at_a_time", lambda turns, until_ns: said.append(until_ns))
+    few, many = FULL_BATCH - 1, FULL_BATCH
+    plug.execute([received(tokenized(1))[0] for _ in range(few)])
+    assert not said
+    before_ns = time.monotonic_ns()
+    plug.execute([received(tokenized(1))[0] for _ in range(many)])
+    assert said[:2] == [None, None]  # short and long texts
+    assert all(until_ns is not None and until_ns > before_ns for until_ns in said[2:])
+    assert len(said) == 4
 
 
 def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: RecordingService) -> None:

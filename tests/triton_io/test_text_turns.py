@@ -28,6 +28,7 @@ class Texts:
             run = self.turns.take()
             assert run is not None
             run()
+            self.turns.done()
         return self._taken[before:]
 
 
@@ -85,6 +86,7 @@ def test_every_text_is_handed_out_once_to_threads_that_wait_and_what_is_left_aft
         while (run := turns.take()) is not None:
             with lock:
                 run()
+            turns.done()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -95,3 +97,73 @@ def test_every_text_is_handed_out_once_to_threads_that_wait_and_what_is_left_aft
     for thread in threads:
         thread.join(10)
     assert sorted(done) == list(range(500))
+
+
+def test_one_text_at_a_time_while_that_is_asked_for_and_side_by_side_afterwards() -> None:
+    texts, out, most, go = Texts(), 0, 0, threading.Event()
+    counting, all_out = threading.Lock(), threading.Semaphore(0)
+    texts.turns.one_at_a_time(None)
+
+    def run() -> None:
+        nonlocal out, most
+        with counting:
+            out += 1
+            most = max(most, out)
+        all_out.release()
+        go.wait(10)
+        with counting:
+            out -= 1
+
+    def work() -> None:
+        while (taken := texts.turns.take()) is not None:
+            taken()
+            texts.turns.done()
+
+    for _ in range(9):
+        texts.turns.put(Turn(), run)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert all_out.acquire(timeout=10)
+    assert not all_out.acquire(timeout=0.05)  # the three others wait
+    texts.turns.one_at_a_time(texts.clock() + 10**9)
+    go.set()
+    for _ in range(8):
+        assert all_out.acquire(timeout=10)
+    assert most == 1
+
+    go.clear()
+    texts.clock.advance(1.0)
+    for _ in range(4):
+        texts.turns.put(Turn(), run)
+    for _ in range(4):
+        assert all_out.acquire(timeout=10)
+    go.set()
+    texts.turns.close()
+    for thread in threads:
+        thread.join(10)
+    assert most == 4
+
+
+def test_who_waits_for_the_one_text_goes_on_when_the_time_is_over() -> None:
+    texts, taken = Texts(), threading.Semaphore(0)
+    texts.turns.one_at_a_time(texts.clock() + 10**9)
+    for name in "abc":
+        texts.put(name)
+    first = texts.turns.take()
+    assert first is not None
+
+    def take() -> None:
+        texts.turns.take()
+        taken.release()
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert not taken.acquire(timeout=0.05)
+    texts.clock.advance(1.0)
+    texts.turns.done()
+    for _ in threads:
+        assert taken.acquire(timeout=10)
+    for thread in threads:
+        thread.join(10)

@@ -71,6 +71,17 @@ class BlsTokenizer:
         self._waiting.enter(turn.tenant, turn.priority)
         pool.put(turn, run)
 
+    def begin_yielding(self) -> None:
+        """Until `end_yielding` one text of each pool at a time: requests pile up before `execute`, which needs the
+        interpreter that all of them share."""
+        for turns in (self._short, self._long):
+            turns.one_at_a_time(None)
+
+    def end_yielding(self, at_ns: int) -> None:
+        """`at_ns`: monotonic."""
+        for turns in (self._short, self._long):
+            turns.one_at_a_time(at_ns)
+
     def hurry(self, request_id: str) -> None:
         """The texts of this id go next: somebody waits for the end of their requests."""
         self._short.hurry(request_id)
@@ -112,6 +123,8 @@ def _work(turns: TextTurns) -> None:
             run()
         except Exception as error:  # what `then` and `failed` raise ends no thread
             log_failure(error)
+        finally:
+            turns.done()
 
 
 def _failure(message: str) -> TritandemError:

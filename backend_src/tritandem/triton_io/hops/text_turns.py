@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -48,7 +49,8 @@ class TextTurns:
         self._of_id: dict[str, list[_Waiting]] = {}
         self._numbers = itertools.count()
         self._closed = False
-        self._count = 0
+        self._count = self._out = 0
+        self._one_until_ns: float = 0  # 0: texts go out side by side
 
     def __len__(self) -> int:
         return self._count
@@ -72,15 +74,34 @@ class TextTurns:
         with self._changed:
             self._urgent.extend(self._of_id.get(request_id, ()))
 
+    def one_at_a_time(self, until_ns: int | None) -> None:
+        """Until then (monotonic ns; None: until the next call) no text is handed out while another is out."""
+        self._one_until_ns = math.inf if until_ns is None else until_ns
+
     def take(self) -> Callable[[], None] | None:
-        """Waits while there is none."""
+        """Waits while there is none. `done` follows each `run` that was taken, on the same thread."""
         with self._changed:
-            while (waiting := self._next()) is None:
-                if self._closed:
-                    return None
+            while True:
+                if not self._out or self._closed or not self._one_only():
+                    if (waiting := self._next()) is not None:
+                        self._leave(waiting)
+                        self._out += 1
+                        return waiting.run
+                    if self._closed:
+                        return None
                 self._changed.wait()
-            self._leave(waiting)
-            return waiting.run
+
+    def done(self) -> None:
+        with self._changed:
+            self._out -= 1
+            if self._one_only():
+                self._changed.notify()
+            elif self._one_until_ns:  # over: who waited for the other text goes on
+                self._one_until_ns = 0
+                self._changed.notify_all()
+
+    def _one_only(self) -> bool:
+        return bool(self._one_until_ns) and self._clock() < self._one_until_ns
 
     def close(self) -> None:
         with self._changed:

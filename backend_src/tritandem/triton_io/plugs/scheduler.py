@@ -22,7 +22,8 @@ from ...scheduler.ports import FinishedRequest
 from ...scheduler.service import SchedulerService
 from ...telemetry.duration_counts import DurationCounts
 from ...telemetry.publisher import Publisher
-from ..answer.replies import answer_each, public_error, send_error
+from ..answer.refusals import Refusals
+from ..answer.replies import answer_each, public_error
 from ..answer.sinks import TritonSink
 from ..hops.bls_tokenizer import BlsTokenizer
 from ..hops.handover import SealedHandovers
@@ -35,6 +36,9 @@ from ..request.schema import DRAIN_KEY, DRAIN_TIMEOUT_MS
 from ..request.tensor_values import Inputs
 from ..request.trace_context import read_trace_parent
 from ..stub_2_51.finished_calls import FinishedCalls
+
+FULL_BATCH = 64  # `max_batch_size`: so many requests in one call mean that more wait in Triton's queue
+YIELD_NS = 20_000_000  # after such a call: the next one comes sooner
 
 
 class SchedulerPlug:
@@ -69,12 +73,15 @@ class SchedulerPlug:
         self._publisher = publisher
         self._finished_calls = finished_calls
         self._handovers = SealedHandovers(key)
+        self._refusals = Refusals()
         self._drain_key = drain_key
         self._send_times = send_times
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
         received_ns = time.monotonic_ns()
+        if more_wait := len(requests) >= FULL_BATCH:
+            self._tokenizer.begin_yielding()
 
         def answer(request: Any, sender: Any) -> None:
             self._start_once()
@@ -82,10 +89,12 @@ class SchedulerPlug:
 
         def refuse(request: Any, sender: Any, error: BaseException) -> None:
             public = public_error(error)
-            send_error(sender, public)
+            self._refusals.send(sender, public)
             self._refused(refusal_record(_id_of(request), received_ns, public))
 
         answer_each(requests, answer, refuse)
+        if more_wait:
+            self._tokenizer.end_yielding(time.monotonic_ns() + YIELD_NS)
 
     def close(self) -> None:
         """Running requests finish within the drain timeout; no thread calls into Triton afterwards."""
@@ -93,6 +102,7 @@ class SchedulerPlug:
         if self._started:
             self._service.drain(self._drain_timeout_s)
         self._service.close()
+        self._refusals.close()
         self._publisher.close()
 
     def _start_once(self) -> None:
@@ -133,18 +143,21 @@ class SchedulerPlug:
             decoded = complete(draft, ids, tokenized_ns, self._model_limits())
             sink.hand_over(lambda: self._service.submit(decoded, sink))
         else:
-            self._tokenize(draft, sink)
+            self._tokenize(draft, sink, sender)
 
     def _sink(self, sender: Any, returns: ReturnOptions, wanted: Sequence[str]) -> TritonSink:
         return TritonSink(sender, returns, wanted, self._token_text, self._finished_calls, self._send_times)
 
-    def _tokenize(self, draft: Draft, sink: TritonSink) -> None:
+    def _tokenize(self, draft: Draft, sink: TritonSink, sender: Any) -> None:
         limits = self._model_limits()
         priority = limits.default_priority if draft.priority is None else draft.priority
 
         def failed(error: Exception) -> None:
             public = public_error(error)
             sink.fail(public)
+            note(public)
+
+        def note(public: TritandemError) -> None:
             self._refused(
                 refusal_record(draft.request_id, draft.received_ns, public, priority, draft.tenant, draft.trace_parent)
             )
@@ -165,7 +178,8 @@ class SchedulerPlug:
             except Saturated as error:
                 refusal = error
         if refusal is not None:
-            failed(refusal)
+            self._refusals.send(sender, refusal)
+            note(refusal)
 
     def _drain(self, parameters: Mapping[str, Any], sender: Any, wanted: Sequence[str]) -> None:
         """Answers twice: when new requests are refused, and when no request is left."""
