@@ -25,6 +25,7 @@ from typing import Any
 
 from tritandem_loadtest import LoadTestError, RunConfig, run
 from tritandem_loadtest.dialects import DIALECTS
+from tritandem_loadtest.page import BLUE, GREEN, GREY, ORANGE, page
 
 from .pinned_server import Load, LoadSampler, PinnedServer, ServerFailed
 from .word_loads import add_prompts_flag, closed, head, line, per_request, word_load
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
     args = _parse(argv)
     if args.draw:
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in args.draw]
-        print(draw(documents, args.draw[0].with_suffix(".png")))
+        print(draw(documents, args.draw[0].with_suffix(".html")))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
@@ -69,10 +70,7 @@ def main(argv: list[str]) -> int:
     print("\n".join(map(_line, rows)))
     document = {"load": describe_load(args), "tokens": args.tokens, "one_start": args.one_start, "rows": rows}
     (args.out / "core_sweep.json").write_text(json.dumps(document), encoding="utf-8")
-    try:
-        print(f"plot: {draw([document], args.out / 'core_sweep.png')}")
-    except ImportError:
-        print(f"no plot, matplotlib is missing: run --draw {args.out / 'core_sweep.json'} where it is installed")
+    print(f"charts: {draw([document], args.out / 'core_sweep.html')}")
     print(json.dumps(document))
     return 0
 
@@ -151,72 +149,39 @@ def _line(row: dict[str, Any]) -> str:
     return line(f"{row['server']:<14}{row['cores']:>6}", row, _FIGURES)
 
 
+_CHARTS = {
+    "output_tokens_per_s": "output tokens/s",
+    "ttft_ms_p50": "time to first token p50, ms",
+    "ttft_ms_p99": "time to first token p99, ms",
+    "gpu_percent": "GPU utilisation, %",
+    "cpu_cores_waited": "server threads waiting for a core",
+}
+_LOG_ABOVE = 15.0  # figures that differ by more get a logarithmic axis: else one server is a line at zero
+
+
 def draw(documents: list[dict[str, Any]], path: Path) -> Path:
-    """A row of panels for each load, one line a server over the number of cores; hollow points: failed or invalid."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False})
-    names = list(dict.fromkeys(row["server"] for document in documents for row in document["rows"]))
-    figure = pyplot.figure(figsize=(13, 3.1 * len(documents) + 0.35), layout="constrained")
-    loads = figure.subfigures(len(documents), 1, squeeze=False, hspace=0.06)
-    for document, (load,) in zip(documents, loads, strict=True):
-        load.suptitle(document["load"], x=0.008, ha="left", fontsize=11, fontweight="bold")
-        for axis, (title, keys, ceiling) in zip(load.subplots(1, len(_PANELS)), _PANELS, strict=True):
-            _panel(axis, document["rows"], names, keys)
-            axis.set_title(title, loc="left", fontsize=9.5, color="#3d4550")
-            if ceiling:
-                axis.set_ylim(0, ceiling)
-    axis = loads[0][0].axes[0]
-    figure.legend(*axis.get_legend_handles_labels(), loc="upper right", ncols=2 * len(names), frameon=False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    """A page with a chart for each load and figure, one line a server; hollow points: failed or invalid."""
+    servers = dict.fromkeys(row["server"] for document in documents for row in document["rows"])
+    colours = dict(zip(servers, itertools.cycle((BLUE, ORANGE, GREEN, GREY)), strict=False))
+    charts = []
+    for document, (key, title) in itertools.product(documents, _CHARTS.items()):
+        rows = [row for row in document["rows"] if row[key] is not None]
+        xs = sorted({row["cores"] for row in rows})
+        lines = []
+        for server, colour in colours.items():
+            mine = {row["cores"]: row for row in rows if row["server"] == server}
+            ys = [mine[x][key] if x in mine else None for x in xs]
+            lines.append([server, colour, ys, [x in mine and not _sound(mine[x]) for x in xs]])
+        values = [row[key] for row in rows] or [0.0]
+        chart = {"title": f"{document['load']}: {title}", "xs": xs, "unit": "CPU cores of the server", "lines": lines}
+        charts.append({**chart, "log": max(values) > _LOG_ABOVE * min(values) > 0})
+    facts = "hollow: some request failed, or the run was invalid"
+    path.write_text(page({"title": "Load over CPU cores", "facts": facts, "charts": charts}), encoding="utf-8")
     return path
 
 
-_PANELS: tuple[tuple[str, tuple[str, ...], float], ...] = (
-    ("output tokens/s", ("output_tokens_per_s",), 0.0),
-    ("time to first token, ms (dotted: p99)", ("ttft_ms_p50", "ttft_ms_p99"), 0.0),
-    ("GPU utilisation, %", ("gpu_percent",), 105.0),
-    ("server threads waiting for a core", ("cpu_cores_waited",), 0.0),
-)
-_COLOURS = ("#2f6db3", "#d9822b", "#3a8f5c", "#8a5ea8")
-_LOG_ABOVE = 15.0  # latencies that differ by more get a logarithmic axis: else one server is a line at zero
-
-
-def _panel(axis: Any, rows: list[dict[str, Any]], names: list[str], keys: tuple[str, ...]) -> None:
-    measured = [row[key] for row in rows for key in keys if row[key] is not None]
-    for number, (name, colour) in enumerate(zip(names, itertools.cycle(_COLOURS), strict=False)):
-        # The first server lies on top and is the thinnest, so that equal lines all show.
-        look = {"color": colour, "zorder": 9 - number, "markersize": 5 + 2 * number}
-        for key, style in zip(keys, ("-", ":"), strict=False):
-            mine = [row for row in rows if row["server"] == name and row[key] is not None]
-            label = name if key == keys[0] else None
-            axis.plot(
-                [r["cores"] for r in mine], [r[key] for r in mine], style, lw=1.5 + 0.8 * number, label=label, **look
-            )
-            for row in mine:
-                sound = row["valid"] and not row["failed"]
-                face = colour if sound else "white"
-                axis.plot([row["cores"]], [row[key]], "o", markerfacecolor=face, **look)
-    all_cores = sorted({row["cores"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(all_cores, [str(n) for n in all_cores])
-    axis.minorticks_off()
-    axis.grid(alpha=0.25)
-    axis.set_xlabel("CPU cores of the server")
-    if not measured:
-        axis.set_yticks([])
-        axis.text(0.5, 0.5, "not measured here", ha="center", color="#7a7f87", transform=axis.transAxes)
-    elif "ttft_ms_p50" in keys and max(measured) > _LOG_ABOVE * min(measured):
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:,g}")
-        axis.yaxis.set_minor_formatter("")
-    else:
-        axis.set_ylim(0, 1.12 * max(measured) or 1.0)
-        axis.yaxis.set_major_formatter("{x:,g}")
+def _sound(row: dict[str, Any]) -> bool:
+    return row["valid"] and not row["failed"]
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -240,8 +205,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     add("--seconds", type=float, default=30.0)
     add("--warmup", type=float, default=5.0)
     add("--out", type=Path, default=Path("core_sweep"))
-    add("--title", default="", help="of the load, in the plot")
-    add("--draw", type=Path, nargs="+", metavar="FILE.json", help="only draw one plot of earlier runs, a row for each")
+    add("--title", default="", help="of the load, in the charts")
+    add("--draw", type=Path, nargs="+", metavar="FILE.json", help="only draw one page of earlier runs")
     args = parser.parse_args(argv)
     if not (args.server or args.draw):
         parser.error("at least one --server NAME DIALECT COMMAND is needed")

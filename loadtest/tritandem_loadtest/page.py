@@ -17,7 +17,8 @@ Document = dict[str, Any]
 
 `notes`: [kind, text], kind "good" or "bad"; `tiles`: [value, label];
 `charts`: title, `xs` (rising numbers), `unit` of xs, `lines` ([name, colour, ys], null where nothing was measured),
-`limit` (a y that is drawn as a line), `limit_x`, `hollow` (for each x whether its points are);
+`limit` (a y that is drawn as a line), `limit_x`, `hollow` (for each x whether its points are; also as fourth of a
+line), `log` (whether y is logarithmic);
 `tables`: title, `head`, `rows` of texts; `texts`: [title, text].
 """
 

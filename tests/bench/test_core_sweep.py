@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -56,16 +57,19 @@ def test_a_running_server_moves_with_all_its_threads_and_children(tmp_path: Path
     psutil.wait_procs(processes, timeout=10)
 
 
-def test_a_picture_has_a_row_of_panels_for_each_load(tmp_path: Path) -> None:
+def test_a_page_has_a_chart_for_each_load_and_figure(tmp_path: Path) -> None:
     def row(server: str, cores: int, failed: int) -> dict[str, Any]:
         figures = {"output_tokens_per_s": 100.0 * cores, "ttft_ms_p50": 5000.0 / cores**4, "ttft_ms_p99": 9000.0}
         measured = {"gpu_percent": None, "cpu_cores_waited": 0.5, "failed": failed, "valid": True}
         return {"server": server, "cores": cores, **figures, **measured}
 
-    rows = [row(server, cores, failed) for server, failed in (("ours", 0), ("theirs", 2)) for cores in (1, 2, 4)]
-    picture = draw([{"load": "slow", "rows": rows}, {"load": "fast", "rows": rows}], tmp_path / "x.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    one = draw([{"load": "slow", "rows": rows}], tmp_path / "y.png")
-    width, height = (int.from_bytes(picture.read_bytes()[at : at + 4], "big") for at in (16, 20))
-    assert int.from_bytes(one.read_bytes()[16:20], "big") == width
-    assert int.from_bytes(one.read_bytes()[20:24], "big") < height
+    rows = [row("ours", 1, 0), row("ours", 4, 0), row("theirs", 4, 2)]
+    page = draw([{"load": "slow", "rows": rows}, {"load": "fast", "rows": rows}], tmp_path / "x.html").read_text()
+    shown = json.loads(page.partition("getElementById('token-figures'), ")[2].partition(")</script>")[0])
+    charts = {chart["title"]: chart for chart in shown["charts"]}
+    assert len(charts) == 2 * 5
+    tokens = charts["slow: output tokens/s"]
+    assert tokens["xs"] == [1, 4]
+    assert [line[2:] for line in tokens["lines"]] == [[[100, 400], [False, False]], [[None, 400], [False, True]]]
+    assert not tokens["log"]
+    assert charts["fast: time to first token p50, ms"]["log"]

@@ -12,29 +12,32 @@ const drawTokens = (() => {
     `<text x="${x}" y="${y}" text-anchor="${anchor}" font-size="11" fill="#5b6470">${safe(text)}</text>`;
   const rule = (x1, x2, y1, y2, look) => `<line x1="${x1}" x2="${x2}" y1="${y1}" y2="${y2}" ${look}/>`;
   const key = ([name, colour]) => `<span class="key" style="color:${colour}">&#9632; ${safe(name)}</span>`;
-  const chart = ({title, xs, unit = "", lines, limit = null, limit_x = null, hollow = []}) => {
+  const chart = ({title, xs, unit = "", lines, limit = null, limit_x = null, hollow = [], log = false}) => {
     const values = lines.flatMap(line => line[2]).filter(v => v !== null);
     const top = roundUp(Math.max(...values, limit || 0) || 1);
     const first = Math.min(xs.length ? xs[0] : 0, limit_x ?? Infinity);
     const last = Math.max(xs.length ? xs[xs.length - 1] : 0, limit_x || 0);
     const x = v => LEFT + (W - LEFT - RIGHT) * (last > first ? (v - first) / (last - first) : 0.5);
-    const y = v => H - BOTTOM - (H - BOTTOM - TOP) * v / top;
+    const low = log ? Math.min(...values) : 0;
+    const height = v => log ? Math.log(v / low) / Math.log(top / low) : v / top;
+    const y = v => H - BOTTOM - (H - BOTTOM - TOP) * height(v);
     let svg = "";
     for (let k = 0; k <= 4; k++) {
-      svg += rule(LEFT, W - RIGHT, y(top * k / 4), y(top * k / 4), 'stroke="#e3e6ea"');
-      svg += label(LEFT - 6, y(top * k / 4) + 4, "end", short(top * k / 4));
+      const edge = log ? low * (top / low) ** (k / 4) : top * k / 4;
+      svg += rule(LEFT, W - RIGHT, y(edge), y(edge), 'stroke="#e3e6ea"');
+      svg += label(LEFT - 6, y(edge) + 4, "end", short(edge));
     }
     svg += label(LEFT, H - 5, "start", `${short(first)} ${unit}`);
     svg += label(W - RIGHT, H - 5, "end", `${short(last)} ${unit}`);
     const dashed = 'stroke="#c0392b" stroke-dasharray="5 4"';
     if (limit !== null) svg += rule(LEFT, W - RIGHT, y(limit), y(limit), dashed);
     if (limit_x !== null) svg += rule(x(limit_x), x(limit_x), TOP, H - BOTTOM, dashed);
-    for (const [, colour, ys] of lines) {
+    for (const [, colour, ys, hollows = hollow] of lines) {
       let path = "", pen = "M", points = "";
       ys.forEach((v, i) => {
         if (v === null) { pen = "M"; return; }
         path += `${pen}${x(xs[i]).toFixed(1)},${y(v).toFixed(1)}`; pen = "L";
-        const fill = hollow[i] ? "#fff" : colour;
+        const fill = hollows[i] ? "#fff" : colour;
         points += `<circle cx="${x(xs[i])}" cy="${y(v)}" r="2.5" stroke="${colour}" fill="${fill}"/>`;
       });
       svg += `<path d="${path}" fill="none" stroke="${colour}" stroke-width="1.8"/>`;
