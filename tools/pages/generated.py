@@ -75,7 +75,7 @@ def serve_flags() -> str:
     parser = commands.choices["serve"]
     formatter = parser._get_formatter()
     rows = [
-        (f"`{formatter._format_action_invocation(flag)}`", formatter._expand_help(flag))
+        (re.sub(r"^\S+", r"`\g<0>`", formatter._format_action_invocation(flag)), formatter._expand_help(flag))
         for flag in parser._actions
         if flag.dest != "help"
     ]

@@ -60,7 +60,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             type=whole(1, 65_535),
             default=port,
             metavar="PORT",
-            help=f"where {name} is served (default: %(default)s)",
+            help=f"of {name} (default: %(default)s)",
         )
     add(
         "--drain-timeout-s",
