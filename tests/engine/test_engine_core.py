@@ -11,6 +11,7 @@ from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
+from tritandem.engine.host.validation import validate
 from tritandem.engine.step import StepFailed
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
@@ -126,15 +127,11 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone() -> None:
         (EngineRequest(1, np.array([1], np.int32), SamplingParams(), stop_ids=tuple(range(17))), "stop_ids"),
         (EngineRequest(1, np.array([1], np.int32), SamplingParams(), bad_words=((),)), "bad_words"),
         (EngineRequest(1, np.array([1], np.int32), SamplingParams(), bad_words=((1, -4),)), "bad_words"),
-        (EngineRequest(0, np.array([1], np.int32), SamplingParams()), "seq_id"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_by_field(bad: EngineRequest, field: str) -> None:
-    rig = Rig(make_runner())
-    rig.add(request(0, [5]))
     with pytest.raises(InvalidRequest, match=field):
-        rig.core.add(bad, accepted_ns=1)
-    rig.core.check_integrity()
+        validate(bad, make_runner().spec)
 
 
 def test_a_long_prompt_leaves_the_decoding_of_others_in_every_step() -> None:

@@ -3,7 +3,7 @@
 Knows nothing about who observes or where it is published. Names follow the Prometheus conventions (base
 units, `_total` for counters). Triton keeps one object for a set of labels, whichever process asks for it, and frees it
 when the first of them goes: the labels of whatever several processes publish name the process (or the engine, which
-is one). `VLLM_NAMES` maps names to what a dashboard written for vLLM asks for.
+is one).
 """
 
 from __future__ import annotations
@@ -140,19 +140,3 @@ CPU_PRESSURE = _counter("cpu_pressure_seconds", "Time in which some task of the 
 CPU_THROTTLED = _counter("cpu_throttled_seconds", "Time throttled by the cgroup's CPU quota")
 
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
-
-VLLM_NAMES: dict[str, str] = {
-    "tritandem_requests_total": "vllm:request_success_total",
-    "tritandem_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-    "tritandem_inter_token_latency_seconds": "vllm:request_time_per_output_token_seconds",
-    "tritandem_request_latency_seconds": "vllm:e2e_request_latency_seconds",
-    "tritandem_queue_wait_seconds": "vllm:request_queue_time_seconds",
-    "tritandem_prefill_seconds": "vllm:request_prefill_time_seconds",
-    "tritandem_requests_running": "vllm:num_requests_running",
-    "tritandem_requests_waiting": "vllm:num_requests_waiting",
-    "tritandem_prompt_tokens_total": "vllm:prompt_tokens_total",
-    "tritandem_output_tokens_total": "vllm:generation_tokens_total",
-    "tritandem_prefix_cache_query_tokens_total": "vllm:prefix_cache_queries_total",
-    "tritandem_prefix_cache_hit_tokens_total": "vllm:prefix_cache_hits_total",
-    "tritandem_preemptions_total": "vllm:num_preemptions_total",
-}

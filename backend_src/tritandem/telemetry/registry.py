@@ -87,16 +87,11 @@ class Registry:
 
     def observe(self, family: Family, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
-        self.observe_many(family, (value,), **labels)
-
-    def observe_many(self, family: Family, values: Iterable[float], **labels: str) -> None:
-        """Add observations to a histogram under one lock."""
         key = (family, _labels(family, labels, Kind.HISTOGRAM))
         with self._lock:
             gained = self._gained_by(key)
-            for value in values:
-                gained.counts[bisect_left(family.buckets, value)] += 1
-                gained.total += value
+            gained.counts[bisect_left(family.buckets, value)] += 1
+            gained.total += value
 
     def histogram_up_to(self, family: Family, counts: Sequence[int], total: float, **labels: str) -> None:
         """Raise a histogram to externally kept totals: observations by bucket (not cumulative, +Inf last) and sum."""

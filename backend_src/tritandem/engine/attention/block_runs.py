@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .dense import masked_attention, store_tokens
+from .dense import DenseAttention, masked_attention
 from .interface import AttentionBatch
 
 MAX_RUNS = 8  # beyond this, one gather is cheaper than that many small products
@@ -26,28 +26,14 @@ class _Row:
     blocks: torch.Tensor  # int64 [n]
 
 
-class BlockRunAttention:
-    """`AttentionBackend` for the CPU."""
+class BlockRunAttention(DenseAttention):
+    """`AttentionBackend` for the CPU. Stores as its twin does."""
 
     name = "block_runs"
-    capturable = False
-
-    def fused(self) -> None:
-        return None
 
     def __init__(self) -> None:
         self._planned_for: AttentionBatch | None = None
         self._rows: list[_Row] = []
-
-    def store(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        batch: AttentionBatch,
-    ) -> None:
-        store_tokens(key, value, key_cache, value_cache, batch.slot_mapping)
 
     def attend(
         self,

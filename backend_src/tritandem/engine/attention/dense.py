@@ -12,18 +12,6 @@ from torch.nn import functional
 from .interface import AttentionBatch
 
 
-def store_tokens(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    """Write K and V [T, kv_heads, head_dim] to the flat cache positions `slot_mapping` (int64 [T])."""
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
-
-
 def masked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -65,7 +53,8 @@ class DenseAttention:
         value_cache: torch.Tensor,
         batch: AttentionBatch,
     ) -> None:
-        store_tokens(key, value, key_cache, value_cache, batch.slot_mapping)
+        key_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, key)
+        value_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, value)
 
     def attend(
         self,

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...contracts.errors import InvalidRequest
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, LoadSnapshot
 from ...telemetry.step_meter import StepMeter
@@ -23,7 +22,6 @@ from .outbox import Outbox
 from .pace import Pace
 from .residency import Residency
 from .sequence import NO_SLOT, SequenceState
-from .validation import validate
 
 RESERVE_BLOCKS = 8
 
@@ -72,10 +70,8 @@ class EngineCore:
     # -- requests ------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest, accepted_ns: int) -> None:
-        """Queue a sequence. Raises InvalidRequest naming the field."""
-        validate(request, self.spec)
-        if request.seq_id in self._live:
-            raise InvalidRequest("seq_id", request.seq_id, "an id that is not in use")
+        """Queue a sequence that the service has found valid."""
+        assert request.seq_id not in self._live, "an id that is in use"
         tokens = len(request.prompt_ids)
         limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
         sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals)
