@@ -140,6 +140,23 @@ def test_only_one_room_names_a_version_of_triton() -> None:
     """In code: messages and documentation may say on what a thing was tried."""
     rooms = [path for path in PACKAGE.rglob("*") if path.is_dir() and re.search(r"\d_\d", path.name)]
     assert rooms == [PACKAGE / "triton_io" / "stub_2_51"]
+    named = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {word}"
+        for path in modules()
+        if rooms[0] not in path.parents
+        for node in ast.walk(ast.parse(path.read_text()))
+        for word in words_of(node)
+        if re.search(r"\b2[._]\d\d(_|\b)|_2_\d\d(_|\b)", word)
+    ]
+    assert named == []
+
+
+def words_of(node: ast.AST) -> Iterator[str]:
+    """The names that a piece of code gives or uses, and the texts of one word, which it could compare."""
+    names = (getattr(node, field, None) for field in ("id", "attr", "name", "arg"))
+    yield from (name for name in names if isinstance(name, str))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+        yield node.value
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 from tritandem.contracts.requests import PriorityClass
 from tritandem.scheduler.policy.ageing import next_lift_ns, rank
 from tritandem.scheduler.policy.deadline import too_late
 from tritandem.scheduler.policy.fair_share import band, opening_balance
-from tritandem.scheduler.policy.order import first, order
+from tritandem.scheduler.policy.order import first
 from tritandem.scheduler.policy.prefix import MAX_HEAD_START_NS, head_start_ns
 from tritandem.scheduler.policy.waiting import PolicyConfig, Waiting
 from tritandem.scheduler.waiting_queue import ACCOUNTS_KEPT, OUTDATED_KEPT, WaitingQueue
@@ -26,6 +27,23 @@ def waiting(number: int, priority: PriorityClass = NORMAL, arrived_s: float = 0.
 
 def numbers(entries: list[Waiting]) -> list[int]:
     return [entry.number for entry in entries]
+
+
+def order(
+    waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int] | None = None
+) -> list[Waiting]:
+    """All of `waiting` in the order in which they would start if they all started now.
+
+    Each pick charges its tenant before the next. `served_tokens`: accounts so far (default: all 0).
+    """
+    accounts = {entry.tenant: 0 for entry in waiting} | dict(served_tokens or {})
+    left, ordered = list(waiting), []
+    while left:
+        best = first(left, now_ns, policy, accounts)
+        accounts[best.tenant] += best.tokens
+        left.remove(best)
+        ordered.append(best)
+    return ordered
 
 
 def test_classes_go_before_arrival() -> None:

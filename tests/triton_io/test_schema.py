@@ -25,7 +25,7 @@ def declared(tensors: Iterable[Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def table(tensors: Iterable[schema.PublicTensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {t.name: (t.config_dtype, t.dims) for t in tensors}
+    return {t.name: ("TYPE_STRING" if t.dtype == "BYTES" else f"TYPE_{t.dtype}", t.dims) for t in tensors}
 
 
 def test_the_ensemble_declares_the_table() -> None:

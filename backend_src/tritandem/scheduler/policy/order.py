@@ -1,6 +1,6 @@
-"""The definition of the order: every rule applied to every waiting request, one pick after the other.
+"""The definition of the order: every rule applied to every waiting request.
 
-Quadratic and plain on purpose: the scheduler runs `WaitingQueue`, which must give the same sequence.
+Plain on purpose: the scheduler runs `WaitingQueue`, which must pick the same request.
 """
 
 from __future__ import annotations
@@ -11,23 +11,6 @@ from .ageing import rank
 from .deadline import urgency
 from .fair_share import band
 from .waiting import PolicyConfig, Waiting
-
-
-def order(
-    waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int] | None = None
-) -> list[Waiting]:
-    """All of `waiting` in the order in which they would start if they all started now.
-
-    Each pick charges its tenant before the next. `served_tokens`: accounts so far (default: all 0).
-    """
-    accounts = {entry.tenant: 0 for entry in waiting} | dict(served_tokens or {})
-    left, ordered = list(waiting), []
-    while left:
-        best = first(left, now_ns, policy, accounts)
-        accounts[best.tenant] += best.tokens
-        left.remove(best)
-        ordered.append(best)
-    return ordered
 
 
 def first(waiting: Sequence[Waiting], now_ns: int, policy: PolicyConfig, served_tokens: Mapping[str, int]) -> Waiting:

@@ -24,11 +24,6 @@ class PublicTensor:
     allowed: str
     doc: str
 
-    @property
-    def config_dtype(self) -> str:
-        """The word of config.pbtxt."""
-        return "TYPE_STRING" if self.dtype == "BYTES" else f"TYPE_{self.dtype}"
-
 
 def _one(name: str, dtype: str, default: str, allowed: str, doc: str) -> PublicTensor:
     return PublicTensor(name, dtype, (1,), default, allowed, doc)
