@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+from tritandem.contracts.errors import Outcome
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import GenerationRequest
 from tritandem.scheduler import FinishedRequest, SchedulerService, SchedulerSnapshot
@@ -30,6 +32,12 @@ class Running:
 
     def __init__(self, service: SchedulerService, observer: RecordingObserver, text: FakeTextStreams) -> None:
         self.service, self.observer, self.text = service, observer, text
+
+    def outcomes(self) -> Counter[Outcome]:
+        """Of all requests that have ended, also of those whose last response is still under way."""
+        records = list(self.observer.records)
+        endings = [ticket.life.ending for ticket in list(self.service._open.values())]
+        return Counter(end.outcome for end in (*records, *endings) if end is not None)
 
 
 Start = Callable[..., Running]

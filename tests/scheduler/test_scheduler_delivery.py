@@ -52,7 +52,7 @@ def test_a_slow_path_makes_responses_longer_and_loses_nothing(start: Start) -> N
     engine, sink = FakeEngine(), RecordingSink(before_send=wait)
     running = start([engine])
     running.service.submit(request(3, max_tokens=200, output=STREAM), sink)
-    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.COMPLETED) == 1)
+    wait_until(lambda: running.outcomes().get(Outcome.COMPLETED) == 1)
     assert not sink.chunks, "the engine finished long before the first response was through"
     gate.set()
     sink.wait_end()
@@ -80,9 +80,9 @@ def test_a_flood_of_refusals_takes_turns_with_the_streams_that_run(start: Start)
     refused += [RecordingSink() for _ in range(50)]
     for sink in refused:
         running.service.submit(request(2, deadline_ns=1), sink)
-    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.EXPIRED) == 50)
+    wait_until(lambda: running.outcomes().get(Outcome.EXPIRED) == 50)
     engine.emit([(seq_id, [2], FinishCode.LENGTH)])
-    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.COMPLETED) == 1)
+    wait_until(lambda: running.outcomes().get(Outcome.COMPLETED) == 1)
     gate.set()
     streamed.wait_end()
     assert refused_before[0] == 0
@@ -95,7 +95,7 @@ def test_log_probabilities_count_as_what_waits_for_a_slow_reader(start: Start) -
     running = start([engine], max_buffered_chars=10_000)
     output = OutputOptions(stream=True, logprobs=True)
     running.service.submit(request(3, max_tokens=2000, output=output), sink)
-    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.FAILED) == 1)
+    wait_until(lambda: running.outcomes().get(Outcome.FAILED) == 1)
     gate.set()
     sink.wait_end()
     assert "reads too slowly" in str(sink.error)
@@ -235,7 +235,7 @@ def test_a_last_response_that_is_refused_still_ends_the_request(start: Start) ->
     sink.wait_end()
     assert sink.error is not None
     wait_until(lambda: [record.outcome for record in running.observer.records] == [Outcome.FAILED])
-    assert running.service.snapshot().outcomes == {Outcome.FAILED: 1, Outcome.COMPLETED: 0}
+    assert running.outcomes() == {Outcome.FAILED: 1}
 
 
 def test_after_a_response_that_was_refused_nothing_but_the_error_follows(start: Start) -> None:
@@ -251,7 +251,7 @@ def test_after_a_response_that_was_refused_nothing_but_the_error_follows(start: 
     sink = RecordingSink(before_send=refuse_the_first)
     running = start([FakeEngine()])
     running.service.submit(request(3, max_tokens=50, output=STREAM), sink)
-    wait_until(lambda: running.service.snapshot().outcomes.get(Outcome.COMPLETED) == 1)
+    wait_until(lambda: running.outcomes().get(Outcome.COMPLETED) == 1)
     gate.set()
     sink.wait_end()
     assert not sink.chunks

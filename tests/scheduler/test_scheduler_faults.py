@@ -210,8 +210,7 @@ def test_draining_refuses_newcomers_with_a_clear_word_and_lets_the_others_finish
     drained: list[bool] = []
     drain = threading.Thread(target=lambda: drained.append(running.service.drain(10.0)))
     drain.start()
-    wait_until(lambda: running.service.snapshot().draining)
-    assert not running.service.ready()
+    wait_until(lambda: not running.service.ready())
     late = RecordingSink()
     running.service.submit(request(9), late)
     late.wait_end()
@@ -300,7 +299,7 @@ def test_whatever_happens_every_request_ends_exactly_once(start: Start, seed: in
         elif sink.chunks:
             assert text_of(answer_tokens(i, lengths[i])).startswith(sink.text)
     wait_until(lambda: len(running.observer.records) == 400)
-    outcomes = service.snapshot().outcomes
+    outcomes = running.outcomes()
     assert sum(outcomes.values()) == 400
     assert outcomes[Outcome.COMPLETED] > 0
     wait_until(lambda: not any(engine.live_ids() for engine in engines))

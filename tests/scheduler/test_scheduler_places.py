@@ -55,7 +55,7 @@ def test_a_flood_of_one_tenant_shuts_out_neither_another_nor_its_own_higher_clas
         return sink
 
     flood = [submit("flood", PriorityClass.NORMAL) for _ in range(200)]
-    wait_until(lambda: sum(sink.ends for sink in flood) + running.service.snapshot().open_requests == 200)
+    wait_until(lambda: sum(sink.ends for sink in flood) + len(running.service._open) == 200)
     wait_until(lambda: sum(running.service.snapshot().waiting.values()) == 56)
     assert isinstance(running.service.refusal("flood", PriorityClass.NORMAL), Saturated)
     assert running.service.refusal("flood", PriorityClass.INTERACTIVE) is None

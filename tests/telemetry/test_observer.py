@@ -146,8 +146,8 @@ def test_engine_gauges_carry_the_engines_name_and_counters_follow_its_totals() -
     observer = RequestObserver(registry, None)
 
     def snapshot(load: LoadSnapshot) -> SchedulerSnapshot:
-        engine = EngineStatus("engine", "up", 3, 100, BatchLimits(16, 512), load)
-        return SchedulerSnapshot(True, False, 5, {PriorityClass.NORMAL: 2}, 40, 3, {}, 0, 0, 8192, (engine,))
+        engine = EngineStatus("engine", "up", BatchLimits(16, 512), load)
+        return SchedulerSnapshot({PriorityClass.NORMAL: 2}, running=3, buffered_chars=0, engines=(engine,))
 
     observer.gauges(snapshot(LoadSnapshot(running=3, free_blocks=60, total_blocks=100, preemptions=2)))
     first = {c.name: c.value for c in registry.changes()}

@@ -21,7 +21,6 @@ from .admission import (
     QueueState,
     decide,
     expected_tokens,
-    longest_sequence,
     no_place,
     total_load,
 )
@@ -75,7 +74,6 @@ class SchedulerCore:
         self._housekeeping_ns = now_ns
         self._outage_ns: int | None = now_ns + CONNECT_GRACE_NS  # from when on waiting is pointless
         self._use_ratio = 1.0
-        self._moved = 0
         self._demand = RecentDemand(now_ns)
 
     # Messages -------------------------------------------------------------------------------------
@@ -198,9 +196,7 @@ class SchedulerCore:
             self._outage_ns = now_ns + OUTAGE_GRACE_NS
         failure = ended_by_error(EngineFailed(f"engine {engine} failed: {told(error)}"), engine_knows=True)
         for ticket in list(book.tickets.values()):
-            if ticket.submissions < MAX_SUBMISSIONS and self._take_back(book, ticket, now_ns):
-                self._moved += 1
-            else:
+            if ticket.submissions >= MAX_SUBMISSIONS or not self._take_back(book, ticket, now_ns):
                 self._desk.end(ticket, failure)
 
     # Work -----------------------------------------------------------------------------------------
@@ -362,29 +358,14 @@ class SchedulerCore:
     def any_up(self) -> bool:
         return any(book.up for book in self._books.values())
 
-    def snapshot(self, ready: bool, draining: bool, open_requests: int) -> SchedulerSnapshot:
+    def snapshot(self) -> SchedulerSnapshot:
         books = list(self._books.values())
         return SchedulerSnapshot(
-            ready=ready,
-            draining=draining,
-            open_requests=open_requests,
             waiting=self._queue.by_class(),
-            waiting_tokens=self._queued.tokens,
             running=sum(len(book.tickets) for book in books),
-            outcomes=dict(self._desk.outcomes),
-            moved=self._moved,
             buffered_chars=self._desk.buffered_chars,
-            max_context_tokens=max((longest_sequence(book.link.load) for book in books), default=0),
             engines=tuple(
-                EngineStatus(
-                    book.link.name,
-                    book.link.health.value,
-                    len(book.tickets),
-                    book.committed_tokens,
-                    book.limits,
-                    book.link.load,
-                )
-                for book in books
+                EngineStatus(book.link.name, book.link.health.value, book.limits, book.link.load) for book in books
             ),
         )
 

@@ -7,7 +7,7 @@ other; it is held for list operations only, never for a call into a sink, an eng
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +46,6 @@ class Desk:
         self._max_buffered_chars = max_buffered_chars
         self._on_end = on_end
         self.buffered_chars = 0
-        self.outcomes: Counter[Outcome] = Counter()
 
     # Caller holds the lock ------------------------------------------------------------------------
 
@@ -73,7 +72,6 @@ class Desk:
     def end_locked(self, ticket: Ticket, ending: Ending) -> bool:
         if not ticket.life.end(ending):
             return False
-        self.outcomes[ending.outcome] += 1
         if ending.error is not None and (ending.outcome is Outcome.CANCELLED or not ticket.request.output.stream):
             self._drop_text(ticket)  # nobody reads it, or it could only go out with a last chunk
         if not (ticket.queued or ticket.sending):
@@ -105,8 +103,7 @@ class Desk:
             if ticket.life.state is not State.ENDED:
                 self.end_locked(ticket, ending)
             else:
-                self.outcomes[ticket.life.amend(ending).outcome] -= 1
-                self.outcomes[ending.outcome] += 1
+                ticket.life.amend(ending)
 
     def take(self, previous: Ticket | None) -> Parcel | None:
         """Return the ticket a sender is done with and wait for the next; None once closed and empty."""

@@ -73,12 +73,11 @@ class Life:
         self.state, self.ending = State.ENDED, ending
         return True
 
-    def amend(self, ending: Ending) -> Ending:
-        """It had ended, but its end could not be delivered whole: what the client gets is this. Returns the old end."""
+    def amend(self, ending: Ending) -> None:
+        """It had ended, but its end could not be delivered whole: what the client gets is this."""
         if self.ending is None:
             raise IllegalTransition("amended before its end")
-        old, self.ending = self.ending, ending
-        return old
+        self.ending = ending
 
 
 STOP_WORD = Ending(Outcome.COMPLETED, reason=FinishReason.STOP)

@@ -72,8 +72,6 @@ class EngineStatus:
 
     name: str
     health: str  # connecting | up | down
-    sequences: int  # handed over and not ended
-    committed_tokens: int  # expected prompt + output tokens of those
     limits: BatchLimits
     load: LoadSnapshot
 
@@ -82,16 +80,9 @@ class EngineStatus:
 class SchedulerSnapshot:
     """Gauges and counters at one moment."""
 
-    ready: bool
-    draining: bool
-    open_requests: int  # received and not ended towards the client
     waiting: Mapping[PriorityClass, int]
-    waiting_tokens: int
     running: int  # handed to an engine and not ended
-    outcomes: Mapping[Outcome, int]
-    moved: int  # re-submitted to another engine
     buffered_chars: int  # text that senders have not taken yet
-    max_context_tokens: int  # the largest of any engine that answers; 0: not known yet
     engines: tuple[EngineStatus, ...]
 
 

@@ -173,7 +173,7 @@ class SchedulerService:
         return self._core.refusal(tenant, priority, self._clock())
 
     def snapshot(self) -> SchedulerSnapshot:
-        return self._core.snapshot(self.ready(), self._draining, len(self._open))
+        return self._core.snapshot()
 
     def check_integrity(self) -> None:
         """Compare all books with each other. Raises AssertionError naming what does not add up, futures.TimeoutError
