@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tritandem_client.request import Message, Options, TokenIds, WireRequest, build_request, build_stop
-from tritandem_client.transports import ProtocolName, parse_address
+from tritandem_client.transports import Address, ProtocolName, parse_url
 
 DIRECT_MODEL = "scheduler"
 STOP_TIMEOUT_S = 2.0
@@ -53,15 +53,8 @@ class ClientCore:
         keepalive_s: float | None = None,
         round_robin: bool = False,
     ) -> None:
-        self.address = parse_address(
-            url,
-            protocol,
-            ca_file=ca_file,
-            headers=headers,
-            connect_timeout_s=connect_timeout_s,
-            keepalive_s=keepalive_s,
-            round_robin=round_robin,
-        )
+        where = parse_url(url, protocol)
+        self.address = Address(*where, ca_file, dict(headers or {}), connect_timeout_s, keepalive_s, round_robin)
         self.model, self.timeout_s, self.retries, self.report = model, timeout_s, retries, tuple(report)
         unheard = model != DIRECT_MODEL or self.address.protocol == "http"
         self.stop_on_close = unheard if stop_on_close is None else stop_on_close

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args
 
 from tritandem_client.errors import InvalidRequest
-from tritandem_client.tensors import InputTensor, input_tensor
+from tritandem_client.tensors import INPUT_TYPES, InputTensor, input_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,22 +68,9 @@ class WireRequest:
     stream: bool
 
 
-_PLAIN_TENSORS = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop_words",
-    "bad_words",
-    "end_id",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 _KNOWN = frozenset(Options.__annotations__)
+# Options that travel as they are. Into `sampling_parameters` other options may go, too.
+_PLAIN_TENSORS = tuple(name for name in INPUT_TYPES if name in _KNOWN - {"sampling_parameters"})
 
 
 def build_request(

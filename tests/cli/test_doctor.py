@@ -17,7 +17,8 @@ from tritandem.cli.doctor.sample import metrics_url
 from tritandem.cli.doctor.verdict import Severity
 from tritandem.cli.main import main
 from tritandem.contracts.errors import ConfigError
-from tritandem.server.ports import free_ports
+
+from tests.fakes.ports import free_ports
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import pytest
 from tritandem.cli import demo
 from tritandem.cli.main import build_parser, main
 from tritandem.cli.server_flags import server_arguments
-from tritandem.server.ports import free_ports
+
+from tests.fakes.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from tritandem.triton_io.request import schema
 from tritandem_client import Client, InvalidRequest, Saturated, ServerNotReady
 from tritandem_client.errors import error_from_server
 from tritandem_client.tensors import INPUT_TYPES, decode, encode, input_tensor
-from tritandem_client.transports import parse_address
+from tritandem_client.transports import parse_url
 from tritandem_client.transports.http_wire import EventDecoder
 
 from tests.fakes.triton_protocol import PARAMETERS
@@ -95,8 +95,7 @@ def test_tritons_own_sentences_are_sorted(text: str, kind: type[Exception]) -> N
     ],
 )
 def test_addresses_are_read_as_written(url: str | None, protocol: object, expected: object) -> None:
-    address = parse_address(url, protocol)  # type: ignore[arg-type]
-    assert (address.protocol, address.host_port, address.tls) == expected
+    assert parse_url(url, protocol) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("url", "protocol"), [("ftp://x", None), ("http://x", "grpc"), ("x", "smtp")])

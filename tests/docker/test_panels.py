@@ -15,10 +15,10 @@ from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from tritandem.server.ports import free_ports
 
 from tests.debian_program import debian_program
 from tests.docker.deployment_files import DOCKER, dashboard_queries
+from tests.fakes.ports import free_ports
 
 EMPTY, BROKEN = "tritandem_preemptions_total", "tritandem_staging_bytes_total"
 

@@ -23,10 +23,10 @@ from typing import Any
 import grpc
 import pytest
 from tritandem.server.health import READY_PATH
-from tritandem.server.ports import free_ports
 
 from tests.debian_program import debian_program
 from tests.docker.deployment_files import DOCKER
+from tests.fakes.ports import free_ports
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 KEY, TRUSTED_KEY = "Bearer replace-me", "Bearer replace-me-too"  # of keys.map.example

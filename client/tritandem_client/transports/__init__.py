@@ -76,17 +76,9 @@ class AsyncTransport(Protocol):
     async def close(self) -> None: ...
 
 
-def parse_address(
-    url: str | None,
-    protocol: ProtocolName | None,
-    *,
-    ca_file: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    connect_timeout_s: float = 5.0,
-    keepalive_s: float | None = None,
-    round_robin: bool = False,
-) -> Address:
-    """`host`, `host:port` or `grpc|grpcs|http|https://host:port`; the scheme decides unless `protocol` is given.
+def parse_url(url: str | None, protocol: ProtocolName | None) -> tuple[ProtocolName, str, bool]:
+    """(protocol, host:port, whether TLS) of `host`, `host:port` or `grpc|grpcs|http|https://host:port`; the scheme
+    decides unless `protocol` is given.
 
     Raises ValueError for an unknown scheme, or one that contradicts `protocol`.
     """
@@ -99,7 +91,7 @@ def parse_address(
     host = rest.rstrip("/")
     if ":" not in host.rpartition("]")[2]:
         host = f"{host}:{_DEFAULT_PORTS[implied]}"
-    return Address(implied, host, tls, ca_file, dict(headers or {}), connect_timeout_s, keepalive_s, round_robin)
+    return implied, host, tls
 
 
 def connect(address: Address) -> Transport:
