@@ -173,7 +173,7 @@ def test_shared_memory_is_raised_above_what_the_server_refuses() -> None:
 
 def test_flags_of_the_load_generator_exist() -> None:
     command = read_yaml(DOCKER / "compose.yaml")["services"]["locust"]["command"]
-    known = {"--host"} | {"--" + name.replace("_", "-") for name in locust_options._FIELDS}
+    known = {"--host"} | {"--" + name.replace("_", "-") for name in locust_options.FIELDS}
     assert {word for word in command if word.startswith("--")} <= known
 
 

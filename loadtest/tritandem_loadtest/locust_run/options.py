@@ -11,13 +11,13 @@ _DEFAULTS = RunConfig()
 # Host, users, run time and processes are Locust's own; it has no warm-up, and ends what runs in its own way.
 _NOT_HERE = {"url", "headers", "duration_s", "max_requests", "users", "processes"}
 _NOT_HERE |= {"slo_percentile", "late_after_ms", "warmup_s", "drain_s", "out_dir"}
-_FIELDS = {name: setting for name, setting in settings().items() if name not in _NOT_HERE}
+FIELDS = {name: setting for name, setting in settings().items() if name not in _NOT_HERE}
 
 
 def add_arguments(parser: Any) -> None:
     """Flags are named after the fields: `--prompt-words`, `--ignore-eos` ..."""
     group = parser.add_argument_group("Token streams")
-    for name, setting in _FIELDS.items():
+    for name, setting in FIELDS.items():
         flag, default = "--" + name.replace("_", "-"), getattr(_DEFAULTS, name)
         if isinstance(default, bool):
             group.add_argument(flag, action="store_true", help=setting.doc)
@@ -33,7 +33,7 @@ def add_arguments(parser: Any) -> None:
 def run_config(options: Any, host: str | None) -> RunConfig:
     """Raises LoadTestError for a value that is out of range."""
     values = {}
-    for name, setting in _FIELDS.items():
+    for name, setting in FIELDS.items():
         values[name] = getattr(options, name)
         if setting.parse:
             values[name] = setting.parse(values[name])
