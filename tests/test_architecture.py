@@ -15,8 +15,6 @@ from tritandem.engine.rows.layout import FIELDS
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "backend_src" / "tritandem"
 TIERS = {
-    "printable": 0,
-    "errors": 0,
     "contracts": 0,
     "config": 0,
     "host": 0,
@@ -54,6 +52,12 @@ FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc"}
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def test_the_tables_name_the_rooms_that_there_are() -> None:
+    for folder, table in ((PACKAGE, TIERS), *((PACKAGE / name, rooms) for name, rooms in SUB_ROOMS.items())):
+        there = {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+        assert set(table) - {"__init__"} == there - {"__init__"}
 
 
 def imported_names(path: Path) -> Iterator[str]:
