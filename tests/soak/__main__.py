@@ -35,6 +35,7 @@ from .hostile import Hostile
 from .ledger import EXAMPLES_KEPT, Audit, Ledger, audit, hostile_faults, table
 from .load import Load
 from .memory import Growth, Memory, growth
+from .pauses import Pauses
 from .served import READY, Served
 from .server_words import gauge, outcome_counts, request_lines
 from .solo import Solo
@@ -196,9 +197,15 @@ def main(argv: list[str]) -> int:
         log.unlink(missing_ok=True)  # the server would append
         with Served(args.ports, *words, "--log-file", str(log)) as served:
             soak = Soak(args, served)
-            facts = asyncio.run(soak.run())
+            facts = asyncio.run(watched(soak))
             exit_code = served.stop()
         return report(args, served, soak, facts, exit_code)
+
+
+async def watched(soak: Soak) -> dict[str, Any]:
+    with Pauses() as pauses:
+        facts = await soak.run()
+    return facts | {"longest_pause_of_the_clients_s": round(pauses.longest_s, 1)}
 
 
 def report(args: argparse.Namespace, served: Served, soak: Soak, facts: dict[str, Any], exit_code: int) -> int:

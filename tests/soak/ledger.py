@@ -21,6 +21,7 @@ SERVER_WORDS = frozenset(
     {"COMPLETED", "STOPPED", "REJECTED_SATURATED", "REJECTED_INVALID", "EXPIRED", "CANCELLED", "FAILED"}
 )
 EXAMPLES_KEPT = 5
+UNWRITTEN_S = 3.0  # before an outage: lines of the log that a killed process had not written yet
 HONEST_IDS = "soak-"  # with a number: what hostile requests leave in the log has other ids
 
 
@@ -137,7 +138,9 @@ def judge(entry: Entry, its_lines: Sequence[Mapping[str, Any]], outages: Sequenc
             wrong.append("disagreeing")
     elif entry.outcome == REFUSED and its_lines:
         wrong.append("disagreeing")
-    elif (entry.outcome in SERVER_WORDS or entry.outcome == UNREACHABLE) and not during(entry, outages):
+    elif entry.outcome in SERVER_WORDS and not during(entry, [(begin - UNWRITTEN_S, end) for begin, end in outages]):
+        wrong.append("lost")
+    elif entry.outcome == UNREACHABLE and not during(entry, outages):
         wrong.append("lost")
     return wrong
 
