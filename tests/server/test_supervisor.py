@@ -11,7 +11,7 @@ import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
 from tritandem.server.health import stub_models
-from tritandem.server.supervisor import Supervisor, Trouble, lost_stubs
+from tritandem.server.supervisor import NO_TEXT_S, Supervisor, Trouble, lost_stubs
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_s=0.01, max_delay_s=0.02)
 
@@ -166,7 +166,9 @@ def test_a_signal_cuts_the_drain_of_a_sick_server_short_and_ends_with_0(make_ser
 
 
 def test_without_the_answering_process_nothing_is_waited_for() -> None:
-    assert lost_stubs(["tokenizer"], 4, 30.0) == Trouble("1 of 4 model processes have died: tokenizer", 30.0)
+    assert lost_stubs(["engine"], 4, 30.0) == Trouble("1 of 4 model processes have died: engine", 30.0)
+    assert lost_stubs(["tokenizer"], 4, 30.0).patience_s == NO_TEXT_S
+    assert lost_stubs(["tokenizer"], 4, 2.0).patience_s == 2.0
     assert lost_stubs(["scheduler", "engine"], 4, 30.0).patience_s == 0.0
 
 

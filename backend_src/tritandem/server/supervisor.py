@@ -26,8 +26,10 @@ SICK_STOP_S = 5.0
 SICK_UNLOAD_S = 3.0
 # What hung while it loaded may load the next time; what was refused will be refused again.
 HUNG_FIRST_STARTS = 3
-# The model whose process sends every answer.
-ANSWERING_MODEL = "scheduler"
+# The model whose process sends every answer, and the one without which no text can be served.
+ANSWERING_MODEL, TEXT_MODEL = "scheduler", "tokenizer"
+# For running answers, while nobody who sends a text is served.
+NO_TEXT_S = 5.0
 
 EXIT_OK, EXIT_FAILED, EXIT_KILLED = 0, 1, 130
 
@@ -42,10 +44,13 @@ class Trouble:
 
 def lost_stubs(lost: Sequence[str], of: int, drain_timeout_s: float) -> Trouble:
     """Without the process that sends answers, Triton would hold its requests open for ever: they end with their
-    connections, now. Without another one, running answers end by themselves, well or with an error."""
+    connections, now. Without another one, running answers end by themselves, well or with an error, but not for as long
+    as a stop grants them while every new text is refused."""
     names = ", ".join(name for name in lost if name)
     what = f"{len(lost)} of {of} model processes have died" + (f": {names}" if names else "")
-    return Trouble(what, 0.0 if ANSWERING_MODEL in lost else drain_timeout_s)
+    if ANSWERING_MODEL in lost:
+        return Trouble(what, 0.0)
+    return Trouble(what, min(NO_TEXT_S, drain_timeout_s) if TEXT_MODEL in lost else drain_timeout_s)
 
 
 class Supervisor:
