@@ -138,10 +138,10 @@ def judge(entry: Entry, its_lines: Sequence[Mapping[str, Any]], outages: Sequenc
             wrong.append("disagreeing")
     elif entry.outcome == REFUSED and its_lines:
         wrong.append("disagreeing")
-    elif entry.outcome in SERVER_WORDS and not during(entry, [(begin - UNWRITTEN_S, end) for begin, end in outages]):
-        wrong.append("lost")
-    elif entry.outcome == UNREACHABLE and not during(entry, outages):
-        wrong.append("lost")
+    elif entry.outcome in SERVER_WORDS or entry.outcome == UNREACHABLE:
+        unwritten_s = UNWRITTEN_S if entry.outcome in SERVER_WORDS else 0.0
+        if not during(entry, [(begin - unwritten_s, end) for begin, end in outages]):
+            wrong.append("lost")
     return wrong
 
 
