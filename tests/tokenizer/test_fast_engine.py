@@ -87,7 +87,7 @@ def test_a_refusal_sends_only_that_text_to_the_slow_path(it: Subject) -> None:
     engines = Engines(it.source, TokenizerConfig(), Counters())
     assert engines.fast_enabled
     engines._fast._native = LyingNative(it.fast, "refused", refuse=True)  # type: ignore[union-attr, arg-type]
-    found = engines.encode_batch(["fine", "is refused", "fine too"], True, True)
+    found = [engines.encode(text, True, True) for text in ("fine", "is refused", "fine too")]
     assert [ids.engine for ids in found] == ["fast", "pieces", "fast"]
     assert np.array_equal(found[1].ids, it.whole.encode("is refused", True))
     assert engines.fast_enabled

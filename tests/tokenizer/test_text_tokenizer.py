@@ -1,17 +1,19 @@
-"""One text never harms another: batches, limits, bad input, counters."""
+"""One text never harms another: limits, bad input, counters."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tritandem.config import TokenizerConfig
-from tritandem.contracts.errors import ConfigError, EngineFailed, InvalidRequest
+from tritandem.contracts.errors import ConfigError, EngineFailed, InvalidRequest, TritandemError
 from tritandem.tokenizer import Encoded, TextTokenizer, load_text_streams, load_tokenizer
 from tritandem.tokenizer.encode.threads import encode_threads
 from tritandem.tokenizer.files.source import read_source
@@ -25,9 +27,17 @@ def slow(smollm2_folder: Path) -> TextTokenizer:
     return load_tokenizer(smollm2_folder, replace(TokenizerConfig(), fast=False, piece_chars=500, threads=2))
 
 
+def encoded(tokenizer: TextTokenizer, texts: Sequence[str], **options: Any) -> list[Encoded | TritandemError]:
+    """All submitted before the first is waited for."""
+    futures = [tokenizer.submit(text, **options) for text in texts]
+    errors = [future.exception(timeout=60) for future in futures]
+    assert all(error is None or isinstance(error, TritandemError) for error in errors)
+    return [error or future.result() for error, future in zip(errors, futures, strict=True)]  # type: ignore[misc]
+
+
 def test_one_bad_text_harms_no_other(tokenizer: TextTokenizer) -> None:
     texts = ["good", "bad \ud800", "x" * 3000, "", "also good 😀", "nul \x00 byte"]
-    results = tokenizer.encode_batch(texts, max_tokens=30)
+    results = encoded(tokenizer, texts, max_tokens=30)
     assert [type(result) for result in results] == [Encoded, InvalidRequest, InvalidRequest, Encoded, Encoded, Encoded]
     assert "U+D800 at character 4" in str(results[1])
     for text, result in zip(texts, results, strict=True):
@@ -36,9 +46,9 @@ def test_one_bad_text_harms_no_other(tokenizer: TextTokenizer) -> None:
             assert np.array_equal(result.ids, tokenizer._engines._whole.encode(text, True))
 
 
-def test_fast_and_slow_engines_agree_on_a_mixed_batch(tokenizer: TextTokenizer, slow: TextTokenizer) -> None:
+def test_fast_and_slow_engines_agree_on_texts_of_every_kind(tokenizer: TextTokenizer, slow: TextTokenizer) -> None:
     texts = ["a", LONG, "<|im_start|>user\nhi<|im_end|>", "漢字。" * 100, "x" * 20_000, ""]
-    fast_results, slow_results = tokenizer.encode_batch(texts), slow.encode_batch(texts)
+    fast_results, slow_results = encoded(tokenizer, texts), encoded(slow, texts)
     for fast_result, slow_result in zip(fast_results, slow_results, strict=True):
         assert isinstance(fast_result, Encoded)
         assert isinstance(slow_result, Encoded)
@@ -46,7 +56,7 @@ def test_fast_and_slow_engines_agree_on_a_mixed_batch(tokenizer: TextTokenizer, 
     assert {result.engine for result in slow_results if isinstance(result, Encoded)} == {"pieces"}
 
 
-def test_short_texts_are_answered_while_long_ones_of_the_same_batch_wait(slow: TextTokenizer) -> None:
+def test_short_texts_are_answered_while_long_ones_that_came_before_wait(slow: TextTokenizer) -> None:
     gate, blocked = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -55,7 +65,7 @@ def test_short_texts_are_answered_while_long_ones_of_the_same_batch_wait(slow: T
 
     holders = [slow._pool.submit(hold) for _ in range(slow._pool._max_workers)]
     assert blocked.wait(30)
-    long_future, short_future = slow.submit_batch([LONG, "short"])
+    long_future, short_future = slow.submit(LONG), slow.submit("short")
     assert short_future.done()
     assert not long_future.done()
     assert slow.stats().queue_size == 1
@@ -99,14 +109,14 @@ def test_an_engine_that_breaks_fails_its_text_only(slow: TextTokenizer, monkeypa
         return encode(text, special)
 
     monkeypatch.setattr(slow._engines._pieces, "encode", breaks)
-    good, bad = slow.encode_batch(["fine", "break"])
+    good, bad = encoded(slow, ["fine", "break"])
     assert isinstance(good, Encoded)
     assert isinstance(bad, EngineFailed)
 
 
 def test_every_text_is_counted_once(smollm2_folder: Path) -> None:
     counted = load_tokenizer(smollm2_folder, replace(TokenizerConfig(), fast=False))
-    results = counted.encode_batch(["one", "two words", "bad \ud800", LONG])
+    results = encoded(counted, ["one", "two words", "bad \ud800", LONG])
     stats = counted.stats()
     assert (stats.queue_size, stats.fast_enabled) == (0, False)
     assert sum(stats.texts.values()) == 3

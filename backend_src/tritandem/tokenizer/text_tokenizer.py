@@ -11,20 +11,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..config import TokenizerConfig
-from ..contracts.errors import TritandemError
 from .chats.renderer import ChatRenderer
 from .chats.segments import strings_in
 from .decode.text_streams import TextStreams
 from .encode.counters import Counters
 from .encode.encoded import Encoded, Ids, TokenizerStats
 from .encode.engines import Engines
-from .encode.jobs import Job, run_jobs
+from .encode.jobs import Job, run_job
 from .encode.limits import longest_token_chars
 from .encode.threads import cores_given, encode_threads
 from .files.source import TokenizerSource
 
 INLINE_MESSAGES = 64  # a template takes some 10 us for each
-Encode = Callable[[Sequence[str]], Sequence[Ids]]
+Encode = Callable[[], Ids]
 
 
 class TextTokenizer:
@@ -45,46 +44,29 @@ class TextTokenizer:
 
     # -- text ------------------------------------------------------------------------------------
 
-    def submit_batch(
+    def submit(
         self,
-        texts: Sequence[str],
+        text: str,
         *,
         add_special_tokens: bool = True,
         parse_special_tokens: bool = True,
         max_tokens: int | None = None,
         field: str = "text_input",
-    ) -> list[Future[Encoded]]:
-        """One future a text. Short texts are encoded here, in one call; long ones in the pool, shortest first.
+    ) -> Future[Encoded]:
+        """A short text is encoded here, a long one in the pool.
 
-        With `parse_special_tokens` off, `<|im_end|>` and its like in a text are plain text. A future raises
+        With `parse_special_tokens` off, `<|im_end|>` and its like in a text are plain text. The future raises
         InvalidRequest naming `field` for a lone surrogate or more than `max_tokens` tokens, and EngineFailed when
         the tokenizer itself breaks; neither concerns any other text.
         """
-
-        def encode(some: Sequence[str]) -> Sequence[Ids]:
-            return self._engines.encode_batch(some, add_special_tokens, parse_special_tokens)
-
-        jobs = [Job(text, field, max_tokens, self._counters) for text in texts]
-        self._start([job for job in jobs if job.accepted(self.longest_token_chars)], encode)
-        return [job.future for job in jobs]
-
-    def submit(self, text: str, **options: Any) -> Future[Encoded]:
-        """`submit_batch` for one text."""
-        return self.submit_batch([text], **options)[0]
+        job = Job(text, field, max_tokens, self._counters)
+        if job.accepted(self.longest_token_chars):
+            self._start(job, lambda: self._engines.encode(text, add_special_tokens, parse_special_tokens))
+        return job.future
 
     def encode(self, text: str, **options: Any) -> Encoded:
         """As `submit`, waiting for the result. Raises InvalidRequest or EngineFailed."""
         return self.submit(text, **options).result()
-
-    def encode_batch(self, texts: Sequence[str], **options: Any) -> list[Encoded | TritandemError]:
-        """As `submit_batch`, waiting for all results; one entry a text, in order."""
-        results: list[Encoded | TritandemError] = []
-        for future in self.submit_batch(texts, **options):
-            try:
-                results.append(future.result())
-            except TritandemError as error:
-                results.append(error)
-        return results
 
     def encode_word(self, text: str) -> tuple[int, ...]:
         """The ids of a word by itself, without BOS or EOS (for bad words). Raises InvalidRequest."""
@@ -110,19 +92,19 @@ class TextTokenizer:
         here = self._renders_quickly(messages)
         job = Job("", "messages", max_tokens, self._counters)
 
-        def encode_chat(start: Callable[[Sequence[Job], Encode], None]) -> None:
+        def encode_chat(start: Callable[[Job, Encode], None]) -> None:
             try:
                 encode = self._render(job, messages, add_generation_prompt, tools, variables)
             except Exception as error:
                 job.fail(error)
                 return
             if job.accepted(self.longest_token_chars):
-                start([job], encode)
+                start(job, encode)
 
         if here:
             encode_chat(self._start)
         else:
-            self._pool.submit(encode_chat, run_jobs)
+            self._pool.submit(encode_chat, run_job)
         return job.future
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
@@ -151,10 +133,10 @@ class TextTokenizer:
         if self._config.escape_special_tokens_in_chat:
             job.text, segments = self._chat.segments(messages, add_generation_prompt, tools, variables)
             if segments is not None:
-                return lambda _: [self._engines.encode_segments(segments)]
+                return lambda: self._engines.encode_segments(segments)
         else:
             job.text = self._chat.render(messages, add_generation_prompt, tools, variables)
-        return lambda texts: self._engines.encode_batch(texts, False, True)
+        return lambda: self._engines.encode(job.text, False, True)
 
     def _renders_quickly(self, messages: Any) -> bool:
         """Whether rendering is no work to speak of; true also of what is no conversation at all."""
@@ -162,10 +144,9 @@ class TextTokenizer:
             return True
         return len(messages) <= INLINE_MESSAGES and sum(map(len, strings_in(messages))) <= self._config.inline_chars
 
-    def _start(self, jobs: Sequence[Job], encode: Encode) -> None:
-        short = [job for job in jobs if len(job.text) <= self._config.inline_chars]
-        if short:
-            with self._engines.short_first.text(0):
-                run_jobs(short, encode)
-        for job in sorted(jobs, key=lambda job: len(job.text))[len(short) :]:
-            self._pool.submit(run_jobs, [job], encode)
+    def _start(self, job: Job, encode: Encode) -> None:
+        if len(job.text) > self._config.inline_chars:
+            self._pool.submit(run_job, job, encode)
+            return
+        with self._engines.short_first.text(0):
+            run_job(job, encode)

@@ -58,22 +58,14 @@ class Engines:
         """Encode one text by the first engine that takes it."""
         if not parse_special_tokens:
             return Ids(self._plain.encode(text, add_special_tokens), "whole")
-        ids = self._try_fast([text], add_special_tokens)
+        ids = self._try_fast(text, add_special_tokens)
         if ids is not None:
-            return Ids(ids[0], "fast")
+            return Ids(ids, "fast")
         if self._cache is not None and self._affixes is not None:
             parted = self._through_cache(self._cache, self._affixes, text, add_special_tokens)
             if parted is not None:
                 return parted
         return self._slow(text, add_special_tokens)
-
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool, parse_special_tokens: bool) -> list[Ids]:
-        """Encode several texts, in one call where the fast engine takes them all."""
-        if len(texts) > 1 and parse_special_tokens:
-            batch = self._try_fast(texts, add_special_tokens)
-            if batch is not None:
-                return [Ids(ids, "fast") for ids in batch]
-        return [self.encode(text, add_special_tokens, parse_special_tokens) for text in texts]
 
     def encode_segments(self, segments: Sequence[Segment]) -> Ids:
         """Encode a rendered chat whose messages hold text that looks like control tokens."""
@@ -91,20 +83,17 @@ class Engines:
         if self._pieces is not None:
             self._pieces.close()
 
-    def _try_fast(self, texts: Sequence[str], add_special_tokens: bool) -> list[Int32Array] | None:
-        """The fast engine's ids, or None when it is off, must not see one of the texts, or refuses one."""
+    def _try_fast(self, text: str, add_special_tokens: bool) -> Int32Array | None:
+        """The fast engine's ids, or None when it is off, must not see the text, or refuses it."""
         fast, shadow = self._fast, self._shadow
-        if fast is None or shadow is None or not fast.enabled:
-            return None
-        if any(fast.vetoes(text) for text in texts):
+        if fast is None or shadow is None or not fast.enabled or fast.vetoes(text):
             return None
         try:
-            batch = fast.encode_batch(texts, add_special_tokens)
-        except Exception:  # a refusal is loud and concerns these texts only
+            ids = fast.encode(text, add_special_tokens)
+        except Exception:  # a refusal is loud and concerns this text only
             return None
-        for text, ids in zip(texts, batch, strict=True):
-            shadow.offer(text, add_special_tokens, ids)
-        return batch
+        shadow.offer(text, add_special_tokens, ids)
+        return ids
 
     def _through_cache(self, cache: PrefixCache, around: Affixes, text: str, add_special_tokens: bool) -> Ids | None:
         """Encode what the cache does not know and remember the longest beginning; None where it cannot be parted."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
 from importlib import metadata
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,14 +42,8 @@ class FastEncoder:
 
     def encode(self, text: str, add_special_tokens: bool) -> Int32Array:
         """int32 [n], read-only. Raises whatever the engine raises for text it refuses."""
-        return self.encode_batch([text], add_special_tokens)[0]
-
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[Int32Array]:
-        """One int32 array a text, all from one call. Raises if the engine refuses any of them."""
-        ids_bytes, offset_bytes = self._native.encode_batch_flat(list(texts), add_special_tokens)
-        ids = np.frombuffer(ids_bytes, dtype=np.int32)  # written as uint32; no vocabulary comes near 2^31
-        offsets = np.frombuffer(offset_bytes, dtype=np.uint64).tolist()
-        return [ids[begin:end] for begin, end in pairwise(offsets)]
+        ids, _ = self._native.encode_batch_flat([text], add_special_tokens)
+        return np.frombuffer(ids, dtype=np.int32)  # written as uint32; no vocabulary comes near 2^31
 
     def switch_off(self, reason: str) -> None:
         """From now on every text takes the slow path."""

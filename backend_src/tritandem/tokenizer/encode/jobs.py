@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from ...contracts.errors import EngineFailed, InvalidRequest, told
@@ -63,19 +63,12 @@ class Job:
         self.future.set_exception(error)
 
 
-def run_jobs(jobs: Sequence[Job], encode: Callable[[Sequence[str]], Sequence[Ids]]) -> None:
-    """Encode the jobs' texts in one call and answer each; where the call fails, one by one."""
-    if not jobs:
-        return
+def run_job(job: Job, encode: Callable[[], Ids]) -> None:
+    """Encode the job's text and answer it."""
     begun_ns = time.monotonic_ns()
     try:
-        found = encode([job.text for job in jobs])
-    except Exception as error:
-        if len(jobs) == 1:
-            jobs[0].fail(error)
-        else:
-            for job in jobs:
-                run_jobs([job], encode)
-        return
-    for job, ids in zip(jobs, found, strict=True):
-        job.finish(ids, begun_ns)
+        found = encode()
+    except Exception as error:  # of whatever class an engine raises
+        job.fail(error)
+    else:
+        job.finish(found, begun_ns)
