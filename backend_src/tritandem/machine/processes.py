@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .cgroup import ROOT, quota_cores
+from .cpu_list import parse_cpus
 
 PROC = Path("/proc")
 _AFFINITY_EVERY = 10  # readings; placement happens at start, and asking every thread costs
@@ -38,6 +39,15 @@ def command_line(pid: int, proc: Path = PROC) -> list[str]:
     """The words that the process was started with; none of one that is gone."""
     text = _reading(lambda: (proc / str(pid) / "cmdline").read_bytes().decode(errors="surrogateescape"))
     return text.rstrip("\0").split("\0") if text else []
+
+
+def placement(folder: Path) -> tuple[str, frozenset[int]] | None:
+    """(name, CPUs that it may use) of the process or thread with this folder in /proc; None of one that is gone."""
+    lines = _reading(lambda: (folder / "status").read_text().splitlines())
+    if lines is None:
+        return None
+    fields = dict(line.split(":", 1) for line in lines)
+    return fields["Name"].strip(), parse_cpus(fields["Cpus_allowed_list"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@
 plan from the same facts and pins only itself. Knows nothing about Triton, torch or models.
 """
 
-from .affinity import pin_process, pin_thread, process_affinities, settle
+from .affinity import another_server_on, pin_process, pin_thread, process_affinities, settle
 from .here import ALLOWED_CPUS_ENV, plan_here, why_no_device
-from .neighbours import another_server_on
 from .plan import COMPONENTS, ENGINE, ENGINE_HOST, SCHEDULER, SERVER, TOKENIZER, Plan, Share, make_plan
 from .threads import limit_blas_threads, limit_library_threads
 

@@ -9,9 +9,10 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from ..machine.cpu_list import format_cpus, parse_cpus
+from ..machine.cpu_list import format_cpus
+from ..machine.processes import PROC, placement
 
-PROC = Path("/proc")
+PROGRAM = "tritonserver"  # as the kernel calls it
 # Threads that start while others are being set are found in another round.
 ROUNDS = 3
 
@@ -50,12 +51,14 @@ def pin_thread(cpus: Set[int], thread: int) -> None:
 
 def process_affinities(pid: int) -> dict[int, tuple[str, frozenset[int]]]:
     """(name, CPUs) of each thread of a process by native id, as the kernel has them."""
-    found: dict[int, tuple[str, frozenset[int]]] = {}
-    for task in (PROC / str(pid) / "task").iterdir():
-        try:
-            lines = (task / "status").read_text().splitlines()
-        except OSError:  # that thread has just ended
-            continue
-        fields = dict(line.split(":", 1) for line in lines)
-        found[int(task.name)] = (fields["Name"].strip(), parse_cpus(fields["Cpus_allowed_list"]))
-    return found
+    tasks = (PROC / str(pid) / "task").iterdir()
+    return {int(task.name): found for task in tasks if (found := placement(task)) is not None}
+
+
+def another_server_on(cpus: Set[int], proc: Path = PROC) -> bool:
+    """Whether some Triton runs pinned to exactly these CPUs: two plans of the same machine are the same plan.
+
+    Sees servers of this PID namespace. Those of other containers are told apart by what only the operator knows: give
+    each container CPUs of its own, or a GPU of its own.
+    """
+    return any(placement(entry) == (PROGRAM, cpus) for entry in proc.glob("[0-9]*"))
