@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,14 @@ def outcome_of(error_text: str) -> str:
     return found.group(1) if found else ERROR
 
 
-def write_lines(path: Path, records: Iterable[RequestRecord | ProcessRecord]) -> None:
-    """One JSON line a record; the key `kind` tells them apart."""
-    with path.open("w", encoding="utf-8") as out:
-        for record in records:
-            kind = "request" if isinstance(record, RequestRecord) else "process"
-            out.write(json.dumps({"kind": kind, **asdict(record)}, separators=(",", ":")) + "\n")
+def as_line(record: RequestRecord | ProcessRecord) -> str:
+    """One JSON line; the key `kind` tells records apart."""
+    kind = "request" if isinstance(record, RequestRecord) else "process"
+    return json.dumps({"kind": kind, **asdict(record)}, separators=(",", ":")) + "\n"
 
 
 def read_lines(path: Path) -> Iterator[RequestRecord | ProcessRecord]:
-    """The records of a file that `write_lines` wrote. Raises TypeError for a line with other keys."""
+    """The records of a file of such lines. Raises TypeError for a line with other keys."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             values: dict[str, Any] = json.loads(line)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tritandem.host import Refusal
 from tritandem.models.catalog import CATALOG, DEFAULT_MODEL
-from tritandem.models.fetch import fetch, fetched
+from tritandem.models.fetch import fetch, fetched, in_cache
 
 from . import model_show
 from .narrator import Narrator
@@ -40,8 +39,5 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def run_path(args: argparse.Namespace) -> int:
-    folder = fetched(args.name)
-    if folder is None:
-        raise Refusal(f"model {args.name} is not in the cache", f"run: tritandem model fetch {args.name}")
-    print(folder)
+    print(in_cache(args.name))
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 from tritandem.contracts.errors import ConfigError
 from tritandem.host import Refusal
 from tritandem.models.catalog import CATALOG
-from tritandem.models.fetch import fetched
+from tritandem.models.fetch import in_cache
 
 EXIT_SERVED, EXIT_NOT_SERVED = 0, 1
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
@@ -51,9 +51,7 @@ def locate(spec: str) -> Path:
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path.resolve()
     if spec in CATALOG:
-        if (folder := fetched(spec)) is None:
-            raise Refusal(f"model {spec} is not in the cache", f"run: tritandem model fetch {spec}")
-        return folder
+        return in_cache(spec)
     raise Refusal(
         f"model {spec!r} is neither a folder nor a .gguf file", f"or give a name: {', '.join(sorted(CATALOG))}"
     )

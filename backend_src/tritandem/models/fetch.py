@@ -38,6 +38,13 @@ def fetched(name: str) -> Path | None:
     return store.find(name, known(name).member_sha256)
 
 
+def in_cache(name: str) -> Path:
+    """As `fetched`. Raises Refusal where that is None."""
+    if (folder := fetched(name)) is None:
+        raise Refusal(f"model {name} is not in the cache", f"run: tritandem model fetch {name}")
+    return folder
+
+
 def known(name: str) -> PackagedModel:
     """The catalog's entry. Raises Refusal listing the names there are."""
     if name not in CATALOG:

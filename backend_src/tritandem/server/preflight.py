@@ -158,10 +158,6 @@ def check_placement(options: ServeOptions) -> None:
     plan_here(_config(options))
 
 
-def check_shared_memory(options: ServeOptions) -> None:
-    refuse_shared_memory(SHM_FOLDER)
-
-
 def refuse_shared_memory(folder: Path, needed_bytes: int = MIN_SHM_BYTES) -> None:
     try:
         free = shutil.disk_usage(folder).free
@@ -172,10 +168,6 @@ def refuse_shared_memory(folder: Path, needed_bytes: int = MIN_SHM_BYTES) -> Non
             f"{folder} has {free >> 20} MiB free, {needed_bytes >> 20} MiB are needed",
             "remove stale files there; in a container raise it with --shm-size=1g",
         )
-
-
-def check_descriptors(options: ServeOptions) -> None:
-    refuse_descriptors(guardian.descriptor_limit())
 
 
 def refuse_descriptors(limit: int) -> None:
@@ -241,7 +233,7 @@ CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
     ("placement", check_placement),
     ("model repository", check_repository),
     ("model folder", check_model),
-    ("/dev/shm", check_shared_memory),
-    ("open files", check_descriptors),
+    ("/dev/shm", lambda options: refuse_shared_memory(SHM_FOLDER)),
+    ("open files", lambda options: refuse_descriptors(guardian.descriptor_limit())),
     ("ports", check_ports),
 )

@@ -6,10 +6,8 @@ Locust's classes and computes no figure.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 
@@ -130,7 +128,7 @@ class LoadSession:
         if not self._closed_loop:
             due = takewhile(lambda a: self.start_ns + a.at_s * 1e9 < now_ns, self._arrivals)
             self._process.unsent = self.sent - self.done + sum(1 for _ in due)
-        self._write("process", asdict(self._process))
+        self._write(self._process)
         if self._file is not None:
             self._file.close()
         self._transport.close()
@@ -149,12 +147,12 @@ class LoadSession:
         self.done += 1
         self.failed += record.outcome != stamps.COMPLETED
         self.tokens += record.output_tokens
-        self._write("request", asdict(record))
+        self._write(record)
         self._on_record(record)
 
-    def _write(self, kind: str, values: dict[str, object]) -> None:
+    def _write(self, record: RequestRecord | ProcessRecord) -> None:
         if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, **values}, separators=(",", ":")) + "\n")
+            self._file.write(stamps.as_line(record))
 
     def _sample_cpu(self) -> None:
         wait_until(self.start_ns, self._stopping)
