@@ -37,8 +37,8 @@ def start(process: Process) -> WatchedPlug:
         model_folder_from_environment(),
         config,
         lambda message: pb_utils.Logger.log_info(f"{name}: {message}"),
-        meter if settings.telemetry.metrics else None,
-        process.busy("a step on the device", settings.watch.step_s),
+        meter=meter if settings.telemetry.metrics else None,
+        in_step=process.busy("a step on the device", settings.watch.step_s),
     )
     place_engine(plan, launching=CORE_THREAD)
     publisher = engine_publisher(settings.telemetry, meter)
