@@ -41,6 +41,11 @@ class LoadedModel:
     vocab_size: int
     max_context_tokens: int  # the model's own limit
 
+    def served_context(self, config: EngineConfig, num_blocks: int) -> int:
+        """Tokens of one sequence at most: the model's, the setting's, and what all blocks but the null block hold."""
+        limits = (self.max_context_tokens, config.max_context_tokens, (num_blocks - 1) * config.block_tokens)
+        return min(limit for limit in limits if limit)
+
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises ConfigError for a device that is not there."""

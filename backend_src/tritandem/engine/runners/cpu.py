@@ -30,14 +30,13 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
     """Sizes from the configuration and the KV memory it allows. The null block comes on top."""
     block_bytes = kv_bytes_per_token(loaded.layers, loaded.model.dtype) * config.block_tokens
     num_blocks = config.num_blocks or max(2, config.cpu_kv_bytes // block_bytes)
-    context_tokens = min(loaded.max_context_tokens, (num_blocks - 1) * config.block_tokens)
     prefill_tokens = config.prefill_tokens_per_step or DEFAULT_PREFILL_TOKENS
     return RunnerSpec(
         device="cpu",
         num_slots=config.max_sequences or DEFAULT_SLOTS,
         num_blocks=num_blocks,
         block_tokens=config.block_tokens,
-        max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
+        max_context_tokens=loaded.served_context(config, num_blocks),
         prefill_tokens_per_step=prefill_tokens,
         interleaved_prefill_tokens=min(prefill_tokens, config.interleaved_prefill_tokens or prefill_tokens),
         efficient_prefill_tokens=prefill_tokens,

@@ -27,15 +27,14 @@ DEFAULT_INTERLEAVED_TOKENS = 2048  # 46 ms of an 8B model on an H200
 
 
 def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_rows: int) -> RunnerSpec:
-    """Pure. One sequence can never be longer than the blocks that exist. The efficient chunk is not measured yet."""
+    """Pure. The efficient chunk is not measured yet."""
     interleaved = interleaved_tokens(config)
-    context_tokens = min(loaded.max_context_tokens, (num_blocks - 1) * config.block_tokens)
     return RunnerSpec(
         device=str(loaded.model.device),
         num_slots=max_rows,
         num_blocks=num_blocks,
         block_tokens=config.block_tokens,
-        max_context_tokens=min(context_tokens, config.max_context_tokens or context_tokens),
+        max_context_tokens=loaded.served_context(config, num_blocks),
         prefill_tokens_per_step=_prefill_tokens(config),
         interleaved_prefill_tokens=interleaved,
         efficient_prefill_tokens=interleaved,
