@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tritandem.machine.cgroup import some_total_s
 
+PRESSURE = Path("/proc/pressure/cpu")
 _SAMPLE_S = 1.0
 _STOP_S = 60.0
 
@@ -133,7 +135,7 @@ class LoadSampler:
             return
         used, waited, pressure = ((b - a) / elapsed_s for a, b in zip(before, after, strict=True))
         self.load.cpu_cores_used, self.load.cpu_cores_waited = round(used, 3), round(waited, 3)
-        self.load.cpu_pressure = round(pressure, 4) if Path("/proc/pressure/cpu").exists() else None
+        self.load.cpu_pressure = round(pressure, 4) if PRESSURE.exists() else None
         if self.load.gpu_samples:
             self.load.gpu_percent = round(sum(self.load.gpu_samples) / len(self.load.gpu_samples), 1)
 
@@ -147,16 +149,7 @@ class LoadSampler:
                 except (OSError, ValueError):
                     continue  # the thread has just ended
                 on_cpu_ns, waiting_ns = on_cpu_ns + int(ran), waiting_ns + int(waited)
-        return on_cpu_ns / 1e9, waiting_ns / 1e9, pressure_total_s()
-
-
-def pressure_total_s() -> float:
-    """Seconds since boot in which at least one task waited for a core; 0 where the kernel does not say."""
-    try:
-        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
-    except OSError:
-        return 0.0
-    return int(some.rpartition("total=")[2]) / 1e6
+        return on_cpu_ns / 1e9, waiting_ns / 1e9, some_total_s(PRESSURE) or 0.0
 
 
 def gpu_utilisation() -> list[float]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import html
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,23 @@ def script(name: str) -> str:
 _STYLE = f"<style>\n{(_DRAWING / 'figures.css').read_text(encoding='utf-8')}</style>"
 _SCRIPT = script("figures.js")
 _OUTSIDE = '<body style="margin:0;padding:1.2rem 1.6rem;background:#f5f6f8">'
+
+
+def line_chart(
+    xs: Sequence[float],
+    unit: str,
+    rows: Sequence[Mapping[str, Any]],
+    title: str,
+    *lines: tuple[str, str, str],
+    **more: Any,
+) -> Document:
+    """A chart of rows, one an x; `lines`: (name, colour, key in a row). What is None or NaN was not measured."""
+    drawn = [[name, colour, [_known(row[key]) for row in rows]] for name, colour, key in lines]
+    return {"title": title, "xs": [*xs], "unit": unit, "lines": drawn, **more}
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def page(document: Document) -> str:

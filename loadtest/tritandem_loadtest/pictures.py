@@ -4,13 +4,13 @@ points of a distribution."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .metrics import COLUMNS, METRICS, latencies, percentile, samples_ms
-from .page import BLUE, GREEN, GREY, ORANGE, RED, Document
+from .page import BLUE, GREEN, GREY, ORANGE, RED, Document, line_chart
 from .stamps import COMPLETED
 
 if TYPE_CHECKING:
@@ -35,13 +35,8 @@ def run_document(report: Report) -> Document:
 
 def sweep_document(rows: Sequence[dict[str, Any]], cells: Sequence[list[str]]) -> Document:
     """Figures against the rate asked for; hollow where the SLO was missed. `cells`: the table, its head first."""
-    rates = [row["rps"] for row in rows]
     hollow = [not row["slo_met"] for row in rows]
-
-    def chart(title: str, *lines: tuple[str, str, str]) -> Document:
-        drawn = [[name, colour, [row[key] for row in rows]] for name, colour, key in lines]
-        return {"title": title, "xs": rates, "unit": "requests/s asked", "lines": drawn, "hollow": hollow}
-
+    chart = partial(line_chart, [row["rps"] for row in rows], "requests/s asked", rows, hollow=hollow)
     return {
         "title": "Sweep over request rates",
         "facts": "hollow: the SLO was missed, a request failed or the run was invalid",
@@ -96,12 +91,7 @@ def _failures(report: Report) -> list[Document]:
 
 def _over_time(report: Report) -> list[Document]:
     rows = report.series
-    slo = report.config.slo
-
-    def chart(title: str, *lines: tuple[str, str, str], limit: float | None = None) -> Document:
-        drawn = [[name, colour, [_known(row[key]) for row in rows]] for name, colour, key in lines]
-        return {"title": title, "xs": [row["second"] for row in rows], "unit": "s", "lines": drawn, "limit": limit}
-
+    chart = partial(line_chart, [row["second"] for row in rows], "s", rows)
     failed = [("failed", RED, "failed")] if any(row["failed"] for row in rows) else []
     return [
         *(
@@ -109,7 +99,7 @@ def _over_time(report: Report) -> list[Document]:
                 f"{METRICS[name].capitalize()} by when the request was due, ms",
                 ("p50", BLUE, f"{name}_ms_p50"),
                 ("p99", ORANGE, f"{name}_ms_p99"),
-                limit=slo.get(name),
+                limit=report.config.slo.get(name),
             )
             for name in ("ttft", "itl")
         ),
@@ -140,7 +130,3 @@ def _distributions(report: Report) -> list[Document]:
                 }
             )
     return charts
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from ..metrics import METRICS, itl_per_chunk_ms, itl_per_token_ms, request_metrics_ms
-from ..page import BLUE, GREEN, ORANGE, RED, Document
+from ..page import BLUE, GREEN, ORANGE, RED, Document, line_chart
 from ..stamps import COMPLETED, RequestRecord
 
 _LOG_BASE = math.log(1.01)
@@ -144,11 +145,7 @@ class LiveFigures:
         """Everything that the page shows."""
         ended = ", ".join(f"{word} {count}" for word, count in self.outcomes.items())
         rows, table = self.rows, self.table()
-
-        def chart(title: str, *lines: tuple[str, str, str]) -> Document:
-            drawn = [[name, colour, [row[key] for row in rows]] for name, colour, key in lines]
-            return {"title": title, "xs": list(range(len(rows))), "unit": "s", "lines": drawn}
-
+        chart = partial(line_chart, range(len(rows)), "s", rows)
         return {
             "title": "Token charts",
             "facts": f"{ended}; {self.output_tokens:,} output tokens" if ended else "waiting for the first request",
