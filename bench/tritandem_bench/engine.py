@@ -48,17 +48,14 @@ class Measurement:
     prompt_tokens: int  # of one sequence
     new_tokens: int  # of one sequence
 
-    @property
-    def decode_step_ms(self) -> float:
-        return (self.total_s - self.prefill_s) / max(1, self.new_tokens - 1) * 1e3
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        return self.batch * self.prompt_tokens / self.prefill_s
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        return self.batch * self.new_tokens / self.total_s
+    def figures(self) -> dict[str, Any]:
+        """Everything, with the rates that follow from it."""
+        rates = {
+            "prefill_tokens_per_s": self.batch * self.prompt_tokens / self.prefill_s,
+            "decode_step_ms": (self.total_s - self.prefill_s) / max(1, self.new_tokens - 1) * 1e3,
+            "output_tokens_per_s": self.batch * self.new_tokens / self.total_s,
+        }
+        return {**asdict(self), **{name: round(value, 3) for name, value in rates.items()}}
 
 
 def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[Int32Array]:
@@ -205,8 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 measured = show(run(prompts, args.new_tokens))
                 best[name, size] = min(best.get((name, size), measured), measured, key=lambda m: m.total_s)
     service.close()
-    print(table(list(best.values())))
-    print(json.dumps(document(list(best.values()), str(device), torch.get_num_threads())))
+    found = document(list(best.values()), str(device), torch.get_num_threads())
+    print(table(found["rows"]))
+    print(json.dumps(found))
 
 
 def show(measurement: Measurement) -> Measurement:
@@ -214,14 +212,11 @@ def show(measurement: Measurement) -> Measurement:
     return measurement
 
 
-def table(measured: Sequence[Measurement]) -> str:
-    lines = [f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}{'cpu s':>9}"]
-    for m in measured:
-        lines.append(
-            f"{m.system:16}{m.batch:>6}{m.prefill_tokens_per_s:>15.0f}{m.decode_step_ms:>16.2f}"
-            f"{m.output_tokens_per_s:>14.1f}{m.cpu_s:>9.1f}"
-        )
-    return "\n".join(lines)
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    line = "{system:16}{batch:>6}{prefill_tokens_per_s:>15.0f}{decode_step_ms:>16.2f}"
+    line += "{output_tokens_per_s:>14.1f}{cpu_s:>9.1f}"
+    head = f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}{'cpu s':>9}"
+    return "\n".join([head, *(line.format(**row) for row in rows)])
 
 
 def document(measured: Sequence[Measurement], device: str, threads: int) -> dict[str, Any]:
@@ -233,22 +228,13 @@ def document(measured: Sequence[Measurement], device: str, threads: int) -> dict
     for m in others:
         ratios[m.system][str(m.batch)] = round(m.total_s / ours[m.batch].total_s, 3)
         cpu_ratios[m.system][str(m.batch)] = round(m.cpu_s / ours[m.batch].cpu_s, 3)
-    rows = [
-        {
-            **asdict(m),
-            "decode_step_ms": round(m.decode_step_ms, 3),
-            "prefill_tokens_per_s": round(m.prefill_tokens_per_s, 1),
-            "output_tokens_per_s": round(m.output_tokens_per_s, 1),
-        }
-        for m in measured
-    ]
     return {
         "device": device,
         "torch": torch.__version__,
         "threads": threads,
         "ratios": ratios,
         "cpu_ratios": cpu_ratios,
-        "rows": rows,
+        "rows": [m.figures() for m in measured],
     }
 
 

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from tritandem_loadtest import LoadTestError, RunConfig
-from tritandem_loadtest.config import parse_prompts
+from tritandem_loadtest import RunConfig
 from tritandem_loadtest.dialects import DIALECTS
 
 Columns = Mapping[str, tuple[str, str]]  # figure -> (title, layout)
@@ -25,14 +24,19 @@ def closed(streams: int, processes: int) -> dict[str, Any]:
 
 
 def add_prompts_flag(parser: argparse.ArgumentParser) -> None:
-    def pool(text: str) -> int:
-        try:
-            return parse_prompts(text)
-        except LoadTestError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
     what = "distinct: none twice (default); pool:N: N prompts again and again, for the prefix cache"
-    parser.add_argument("--prompts", dest="prompt_pool", type=pool, default=0, metavar="distinct|pool:N", help=what)
+    add = parser.add_argument
+    add("--prompts", dest="prompt_pool", type=read_prompts, default=0, metavar="distinct|pool:N", help=what)
+
+
+def read_prompts(text: str) -> int:
+    """`"distinct"` -> 0, `"pool:16"` -> 16: how many prompts are repeated."""
+    kind, _, size = text.partition(":")
+    if text == "distinct":
+        return 0
+    if kind == "pool" and size.isdecimal() and int(size) > 0:
+        return int(size)
+    raise argparse.ArgumentTypeError(f"given {text!r}, allowed: distinct or pool:N with N at least 1")
 
 
 def per_request(summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -212,13 +212,3 @@ class RunConfig:
 def settings() -> dict[str, Setting]:
     """What stands beside each field of RunConfig, by its name."""
     return {one.name: one.metadata["setting"] for one in fields(RunConfig)}
-
-
-def parse_prompts(text: str) -> int:
-    """`"distinct"` -> 0, `"pool:16"` -> 16: how many prompts a benchmark repeats. Raises LoadTestError."""
-    kind, _, size = text.partition(":")
-    if text == "distinct":
-        return 0
-    if kind == "pool" and size.isdecimal() and int(size) > 0:
-        return int(size)
-    raise LoadTestError(f"prompts: given {text!r}, allowed: distinct or pool:N with N at least 1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tritandem_loadtest
 from tritandem_loadtest.arrivals import Arrival
-from tritandem_loadtest.config import LoadTestError, RunConfig, parse_prompts
+from tritandem_loadtest.config import LoadTestError, RunConfig
 from tritandem_loadtest.workload import PROMPTS_DIR, Workload
 
 
@@ -38,17 +38,6 @@ def test_a_pool_belongs_to_the_words_workload() -> None:
         RunConfig(workload="chat", prompt_pool=3)
     with pytest.raises(LoadTestError, match="prompt_pool"):
         RunConfig(workload="words", prompt_pool=-1)
-
-
-@pytest.mark.parametrize(("text", "pool"), [("distinct", 0), ("pool:1", 1), ("pool:64", 64)])
-def test_benchmarks_say_distinct_or_pool(text: str, pool: int) -> None:
-    assert parse_prompts(text) == pool
-
-
-@pytest.mark.parametrize("text", ["", "pool", "pool:0", "pool:-1", "pool:x", "distinct:3"])
-def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(LoadTestError, match="distinct or pool:N"):
-        parse_prompts(text)
 
 
 def test_bundled_prompts_lie_inside_the_package() -> None:
