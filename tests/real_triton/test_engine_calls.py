@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tritandem.config import INNER_KEY_ENV
 from tritandem.server import TritonServer
-from tritandem.server.health import live_stubs
+from tritandem.server.health import stub_models
 from tritandem.server.repository import default_repository
 from tritandem_client import Client
 
@@ -98,10 +98,10 @@ def in_parallel(server: TritonServer, max_tokens: int, requests: int, streaming:
 
 
 def test_no_process_dies_and_no_token_is_lost_when_stream_calls_change(counting_server: TritonServer) -> None:
-    stubs = live_stubs(counting_server.pid)
+    stubs = stub_models(counting_server.pid)
     streaming = threading.Semaphore(0)
     assert in_parallel(counting_server, SHORT, REQUESTS, streaming) == [SHORT] * CLIENTS * REQUESTS
-    assert live_stubs(counting_server.pid) == stubs
+    assert stub_models(counting_server.pid) == stubs
 
     streaming = threading.Semaphore(0)
     answers: list[int] = []

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from tritandem.machine.device import Device
 from tritandem.server import TritonServer
-from tritandem.server.health import live_stubs
+from tritandem.server.health import stub_models
 from tritandem.server.repository import default_repository
 from tritandem_client import AsyncClient, Client, Failed, TritandemClientError
 
@@ -129,13 +129,13 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None
 
 
 def test_both_engines_serve_and_every_stream_is_whole(server: TritonServer) -> None:
-    stubs = live_stubs(server.pid)
+    stubs = stub_models(server.pid)
     load = Load(server, SHORT, 15)
     load.join()
     assert not load.errors
     assert load.counts == [SHORT] * CLIENTS * 15
     wait_for("both engines in the log", lambda: set(served_by(server)) == {"engine", "engine_2"}, 60.0)
-    assert live_stubs(server.pid) == stubs
+    assert stub_models(server.pid) == stubs
 
 
 def test_256_streams_are_whole_and_in_order_though_readers_are_slow(server: TritonServer) -> None:

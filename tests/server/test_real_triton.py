@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy
-from tritandem.server.health import live_stubs
+from tritandem.server.health import stub_models
 from tritandem.server.supervisor import Supervisor
 
 from tests.fakes.ports import free_ports
@@ -209,7 +209,7 @@ def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
     regions = set(Path("/dev/shm").iterdir())
     with make(repository) as server:
         leader = os.getsid(server.pid)
-        assert live_stubs(server.pid) == 3
+        assert len(stub_models(server.pid)) == 3
         os.kill(server.pid, signal.SIGKILL)
         assert server.stop() == 128 + signal.SIGKILL
     assert not Path(f"/proc/{leader}").exists()

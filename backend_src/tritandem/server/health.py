@@ -37,11 +37,6 @@ def is_stopped(pid: int) -> bool:
     return state(pid) == "T"
 
 
-def live_stubs(server_pid: int) -> int:
-    """How many Python stubs of this server run."""
-    return len(stub_models(server_pid))
-
-
 def _model_of(pid: int, proc: Path) -> str | None:
     """None: no live stub. The first argument of one is MODEL/VERSION/model.py."""
     words = command_line(pid, proc)

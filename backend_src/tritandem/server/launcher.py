@@ -25,7 +25,7 @@ from ..machine.connections import ConnectionWatch
 from ..machine.processes import ProcessWatch
 from ..telemetry.heartbeat import read_heartbeat
 from . import command, guardian
-from .health import is_stopped, live_stubs, ready, stub_models
+from .health import is_stopped, ready, stub_models
 from .hung import HungWatch, Sign
 from .layout import backend_folder
 from .logfile import STOPPED, LogReader, describe_end, new_log_path, open_log, start_afresh
@@ -222,7 +222,7 @@ class TritonServer:
         # A Prometheus that keeps its connection is no client.
         clients = ConnectionWatch(self.pid, (self.options.http_port, self.options.grpc_port))
         traced = any(name.startswith("trace-") for name in flag_names(self.options.extra_flags))
-        may_cut = bool(live_stubs(self.pid)) and not traced
+        may_cut = bool(stub_models(self.pid)) and not traced
         self.drain()
         patience_s = self.options.drain_timeout_s + UNLOAD_S if timeout_s is None else timeout_s
         deadline = last = time.monotonic() + patience_s
@@ -231,7 +231,7 @@ class TritonServer:
             self.look_after()
             if self._told_drained() or any(STOPPED in line for line in log.new_lines()):
                 idle, deadline = True, min(last, time.monotonic() + unload_s)
-            if idle and may_cut and not live_stubs(self.pid) and not _connected(clients):
+            if idle and may_cut and not stub_models(self.pid) and not _connected(clients):
                 break
             time.sleep(POLL_S)
         held_up = self._guardian is not None and self.poll() is None

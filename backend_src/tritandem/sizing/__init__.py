@@ -4,7 +4,6 @@ Tier 4. Knows nothing about running servers: everything is computed from numbers
 """
 
 from .coefficients import Coefficients, CoefficientsFile, load_coefficients
-from .model import CoreNeed, Workload, core_need
-from .rule import rule_cores
+from .model import CoreNeed, Workload, core_need, rule_cores
 
 __all__ = ["Coefficients", "CoefficientsFile", "CoreNeed", "Workload", "core_need", "load_coefficients", "rule_cores"]

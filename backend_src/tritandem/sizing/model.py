@@ -1,4 +1,4 @@
-"""Cores for a target rate, prompt and answer length, from measured costs. Pure functions.
+"""Cores for a target rate, prompt and answer length: from measured costs, and by a rule of thumb. Pure functions.
 
 Work is added up per component as busy cores. A core that is busy all the time makes others wait, so that the
 sum is divided by a target utilisation; engines get whole cores of their own, because a step must never wait.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from .coefficients import Coefficients
 
+MIN_CORES = 4  # of the published rule
+REFERENCE_TOKENS = 1024
 TARGET_UTILISATION = 0.7
 # The scheduler is one process: what it cannot send one by one it sends in larger responses.
 SCHEDULER_BUSY_LIMIT = 0.8
@@ -39,6 +41,13 @@ class CoreNeed:
     cores: int
     tokens_per_response: float
     limits: tuple[str, ...]
+
+
+def rule_cores(gpus: int, mean_input_tokens: float) -> int:
+    """The published rule of thumb: max(4, gpus x (2 + log2(mean input tokens / 1024))), rounded up to whole cores."""
+    exact = gpus * (2 + math.log2(mean_input_tokens / REFERENCE_TOKENS))
+    # A hair above a whole number is rounding, not another core.
+    return max(MIN_CORES, math.ceil(exact - 1e-9))
 
 
 def core_need(workload: Workload, cost: Coefficients) -> CoreNeed:
