@@ -32,18 +32,20 @@ def turns(rng: random.Random, count: int) -> list[str]:
 @pytest.mark.parametrize("it", ["smollm2", "qwen2"], indirect=True)
 def test_every_turn_of_a_chat_is_exact_and_hits_after_the_first(it: Subject) -> None:
     engines = Engines(it.source, SLOW, Counters())
-    rng = random.Random(1)
+    cache, rng = engines._cache, random.Random(1)
+    assert cache is not None
     for _ in range(5):
         for number, prompt in enumerate(turns(rng, 8)):
             special = rng.random() < 0.5
+            known = cache.find(keys_of(prompt, cache.partings(prompt)))
             found = engines.encode(prompt, special, True)
             assert np.array_equal(found.ids, it.whole.encode(prompt, special))
             assert found.engine == ("prefix_cache" if number else found.engine)
-            assert found.cached_tokens < len(found.ids)
+            assert known is None or len(known.ids) < len(found.ids)
             if number:
-                assert found.cached_tokens > 200
-    sizes = engines.present()
-    assert sizes["cache_hits"] >= 35
+                assert known is not None
+                assert len(known.ids) > 200
+    assert engines.present()["cache_hits"] >= 70
     engines.close()
 
 

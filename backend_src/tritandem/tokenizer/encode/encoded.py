@@ -15,11 +15,10 @@ EngineName = Literal["fast", "pieces", "whole", "prefix_cache"]
 
 
 class Ids(NamedTuple):
-    """What an engine gave: int32 ids [n], the engine's name, how many ids the prefix cache knew."""
+    """What an engine gave: int32 ids [n], the engine's name."""
 
     ids: Int32Array
     engine: EngineName
-    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class Encoded:
 
     ids: Int32Array  # [n], n >= 0
     engine: EngineName
-    cached_tokens: int = 0  # ids that came from the prefix cache
     queue_ns: int = 0  # from submission until an engine began
     encode_ns: int = 0
 

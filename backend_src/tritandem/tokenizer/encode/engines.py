@@ -109,9 +109,8 @@ class Engines:
             parts = [Affixes.join(parts)]
             cache.remember(last_key, parts[0])
         parts.append(self._slow(text[last:], False).ids)
-        cached = len(known.ids) if known else 0
         engine: EngineName = "prefix_cache" if known else self._slow_engine
-        return Ids(around.around(parts, add_special_tokens), engine, cached)
+        return Ids(around.around(parts, add_special_tokens), engine)
 
     def _slow(self, text: str, add_special_tokens: bool) -> Ids:
         if self._pieces is not None:
