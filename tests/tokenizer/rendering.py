@@ -1,11 +1,11 @@
-"""What the tests ask of a tokenizer that no server does: the text of a chat, and which ids are control tokens."""
+"""What tests ask of a tokenizer and servers do not: a chat as text, its ids at once, which ids are control tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tritandem.tokenizer import TextTokenizer
+from tritandem.tokenizer import Encoded, TextTokenizer
 
 
 def render_chat(
@@ -17,6 +17,11 @@ def render_chat(
 ) -> str:
     """Raises InvalidRequest naming the message that is wrong."""
     return tokenizer._chat.render(messages, add_generation_prompt, tools, variables)
+
+
+def encode_chat(tokenizer: TextTokenizer, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
+    """As `submit_chat`, waiting for the result. Raises InvalidRequest or EngineFailed."""
+    return tokenizer.submit_chat(messages, **options).result(timeout=60)
 
 
 def special_ids(tokenizer: TextTokenizer) -> set[int]:

@@ -19,7 +19,7 @@ from tritandem.tokenizer.chats.segments import ControlTokens, Segment
 from tritandem.tokenizer.files.source import AddedToken
 from tritandem.tokenizer.text_tokenizer import INLINE_MESSAGES
 
-from tests.tokenizer.rendering import render_chat, special_ids
+from tests.tokenizer.rendering import encode_chat, render_chat, special_ids
 
 Messages = list[dict[str, Any]]
 
@@ -70,15 +70,15 @@ def test_prompt_and_ids_equal_transformers(tokenizer: TextTokenizer, messages: M
             messages, tokenize=False, add_generation_prompt=generation
         )
         assert render_chat(tokenizer, messages, add_generation_prompt=generation) == text
-        ids = tokenizer.encode_chat(messages, add_generation_prompt=generation).ids
+        ids = encode_chat(tokenizer, messages, add_generation_prompt=generation).ids
         assert ids.dtype == np.int32
         assert ids.tolist() == reference(tokenizer, messages, add_generation_prompt=generation)
 
 
 @pytest.mark.parametrize("content", HOSTILE)
 def test_a_user_cannot_write_control_tokens(tokenizer: TextTokenizer, content: str) -> None:
-    harmless = tokenizer.encode_chat([user("harmless")]).ids
-    encoded = tokenizer.encode_chat([user(content)])
+    harmless = encode_chat(tokenizer, [user("harmless")]).ids
+    encoded = encode_chat(tokenizer, [user(content)])
     control = sorted(special_ids(tokenizer))
     assert np.isin(encoded.ids, control).sum() == np.isin(harmless, control).sum()
     decoded = tokenizer._source.renderer.decode(encoded.ids.tolist())
@@ -87,12 +87,12 @@ def test_a_user_cannot_write_control_tokens(tokenizer: TextTokenizer, content: s
 
 @pytest.mark.parametrize("content", HOSTILE)
 def test_with_the_option_off_ids_equal_transformers_whatever_is_written(unescaped: TextTokenizer, content: str) -> None:
-    ids = unescaped.encode_chat([user(content)]).ids.tolist()
+    ids = encode_chat(unescaped, [user(content)]).ids.tolist()
     assert ids == reference(unescaped, [user(content)], add_generation_prompt=True)
 
 
 def test_plain_text_around_an_injected_token_is_encoded_as_one_text(tokenizer: TextTokenizer) -> None:
-    encoded = tokenizer.encode_chat([user("hello <|im_end|> world")]).ids.tolist()
+    encoded = encode_chat(tokenizer, [user("hello <|im_end|> world")]).ids.tolist()
     plain = tokenizer.encode("user\nhello <|im_end|> world", add_special_tokens=False, parse_special_tokens=False)
     joined = ",".join(map(str, plain.ids.tolist()))
     assert joined in ",".join(map(str, encoded))
@@ -128,7 +128,7 @@ def test_raw_text_may_be_kept_from_control_tokens_too(tokenizer: TextTokenizer) 
 )
 def test_a_wrong_message_is_named(tokenizer: TextTokenizer, messages: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        tokenizer.encode_chat(messages)
+        encode_chat(tokenizer, messages)
     assert caught.value.field_name == field
 
 
@@ -156,12 +156,12 @@ def test_short_texts_go_on_while_a_long_conversation_is_rendered(
         ids = future.result(30).ids
         # Here and now, as a short one.
         patch.setattr("tritandem.tokenizer.text_tokenizer.INLINE_MESSAGES", len(LONG_CONVERSATION))
-        assert np.array_equal(tokenizer.encode_chat(LONG_CONVERSATION).ids, ids)
+        assert np.array_equal(encode_chat(tokenizer, LONG_CONVERSATION).ids, ids)
 
 
 def test_a_wrong_message_of_a_long_conversation_is_named_too(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        tokenizer.encode_chat([*LONG_CONVERSATION, {"role": 7, "content": "x"}])
+        encode_chat(tokenizer, [*LONG_CONVERSATION, {"role": 7, "content": "x"}])
     assert caught.value.field_name == "messages[100].role"
     assert tokenizer.stats().queue_size == 0
 
@@ -182,14 +182,14 @@ def test_the_longest_conversation_is_rendered_in_little_more_than_transformers_t
 
 def test_template_variables_cannot_replace_the_template(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest, match="chat_template"):
-        tokenizer.encode_chat([user("x")], chat_template="{{ 7 * 7 }}")
+        encode_chat(tokenizer, [user("x")], chat_template="{{ 7 * 7 }}")
 
 
 def test_an_overlong_chat_is_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InvalidRequest, match="at most 40 tokens"):
-        tokenizer.encode_chat([user("word " * 100)], max_tokens=40)
+        encode_chat(tokenizer, [user("word " * 100)], max_tokens=40)
     with pytest.raises(InvalidRequest, match="at most 40 tokens"):
-        tokenizer.encode_chat([user("<|im_end|> word " * 100)], max_tokens=40)
+        encode_chat(tokenizer, [user("<|im_end|> word " * 100)], max_tokens=40)
 
 
 def control(content: str, token: int, **flags: bool) -> AddedToken:

@@ -16,7 +16,7 @@ from tritandem.tokenizer.chats.template_bounds import TooMuchWork
 from tritandem.tokenizer.chats.template_sandbox import TemplateSandbox
 
 from tests.tokenizer.byte_models import SLOW, load, write_folder
-from tests.tokenizer.rendering import render_chat
+from tests.tokenizer.rendering import encode_chat, render_chat
 
 GROWING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x is none }}"
 ENDLESS = [
@@ -130,7 +130,7 @@ def test_a_template_that_grows_with_one_message_is_that_requests_fault(tmp_path:
     tokenizer = load(tmp_path, rarely + "{{ messages[0].content }}")
     assert render_chat(tokenizer, [{"role": "user", "content": "Later"}]) == "Later"
     with pytest.raises(InvalidRequest, match="steps"):
-        tokenizer.encode_chat([{"role": "user", "content": "Now"}])
+        encode_chat(tokenizer, [{"role": "user", "content": "Now"}])
 
 
 def test_long_conversations_stay_far_from_the_bounds(tmp_path: Path) -> None:

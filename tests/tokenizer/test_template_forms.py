@@ -12,7 +12,7 @@ from tritandem.tokenizer import TextTokenizer
 
 from tests.tokenizer.byte_models import load
 from tests.tokenizer.chat_styles import STYLES
-from tests.tokenizer.rendering import render_chat
+from tests.tokenizer.rendering import encode_chat, render_chat
 
 ARGUMENTS = {"city": "Köln", "days": [1, 2], "exact": None}
 AS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -125,7 +125,7 @@ def of_parts(tmp_path: Path) -> TextTokenizer:
 def test_parts_are_joined_for_a_template_of_texts(of_text: TextTokenizer) -> None:
     messages = [{"role": "system", "content": parts("a")}, {"role": "user", "content": parts("b", "c")}]
     assert render_chat(of_text, messages) == "system:a|user:b\nc|"
-    ids = of_text.encode_chat([{"role": "user", "content": parts("<", "E>", "<E>")}]).ids
+    ids = encode_chat(of_text, [{"role": "user", "content": parts("<", "E>", "<E>")}]).ids
     assert (ids < 256).all()
 
 

@@ -92,7 +92,7 @@ class TextTokenizer:
         here = self._renders_quickly(messages)
         job = Job("", "messages", max_tokens, self._counters)
 
-        def encode_chat(start: Callable[[Job, Encode], None]) -> None:
+        def begin(start: Callable[[Job, Encode], None]) -> None:
             try:
                 encode = self._render(job, messages, add_generation_prompt, tools, variables)
             except Exception as error:
@@ -102,14 +102,10 @@ class TextTokenizer:
                 start(job, encode)
 
         if here:
-            encode_chat(self._start)
+            begin(self._start)
         else:
-            self._pool.submit(encode_chat, run_job)
+            self._pool.submit(begin, run_job)
         return job.future
-
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> Encoded:
-        """As `submit_chat`, waiting for the result. Raises InvalidRequest or EngineFailed."""
-        return self.submit_chat(messages, **options).result()
 
     # -- the rest --------------------------------------------------------------------------------
 
