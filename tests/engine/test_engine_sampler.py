@@ -16,7 +16,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.fields import FIELDS, SamplingParams
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling import bad_words, filters, noise, penalties, sampler
@@ -138,6 +138,24 @@ def test_a_row_whose_every_token_is_forbidden_is_broken() -> None:
     only_bad = logits()
     only_bad[:, 5:] = float("-inf")
     assert sampler.sample(only_bad, ROWS, state, SamplingFeatures(frozenset({"bad_words"}))).broken.all()
+
+
+def test_the_sampler_has_every_feature_that_a_field_asks_for() -> None:
+    known = {name for name, _ in (*sampler.CHOICE, *sampler.DRAW)} | {"sampled"}
+    assert {fact.feature for fact in FIELDS.values()} <= known
+    assert SamplingParams().features == frozenset()
+    assert SamplingParams(temperature=0.5, min_p=0.1).features == {"sampled", "filtered"}
+    assert SamplingParams(presence_penalty=1.0).features == {"penalised"}
+
+
+def test_what_concerns_draws_alone_costs_a_greedy_request_nothing() -> None:
+    asked = SamplingParams(top_k=5, top_p=0.5, min_p=0.1, seed=7)
+    assert asked.features == frozenset()
+    rig = Rig(make_runner())
+    rig.add(request(0, range(9), top_k=5, seed=7), request(1, range(9), top_p=0.5))
+    assert all(sequence.plain for sequence in rig.core.waiting)
+    answers = rig.run([])
+    assert answers[0].tokens == answers[1].tokens == generate("llama", range(9), 12)
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
