@@ -2,6 +2,7 @@
 #   make demo     set up, start the server, stream an answer, run a short load, print a table and one JSON line
 #   make serve    set up and serve until Ctrl-C            (ARGS="--http-port 9000 ..." are handed on)
 #   make test     every test but those that need a GPU     (ARGS="-k claim" are handed on)
+#   make test-repeat   the tests that start servers, RUNS times: a line a run and what failed; the rest in build/
 #   make lint     ruff and mypy
 #   make docs     the pages of docs/ into build/docs, with every link checked
 #   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
@@ -16,12 +17,14 @@ AUDIT := .venv-audit
 ARGS ?=
 FUZZ_TEXTS ?= 20000
 SOAK_SECONDS ?= 900
-# Servers have the machine to themselves, all other tests share it.
-IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+RUNS ?= 3
+# Many tests wait more than they compute, those of servers above all: more processes than cores.
+IN_PARALLEL := -n $$(( 2 * $$(nproc) )) --maxprocesses 8 --dist worksteal
+BY_SERVER = -n 2 --dist loadfile $(if $(findstring tests/,$(ARGS)),,$$(grep -rl --include=*.py mark.triton tests))
 # pytest's exit code 5: what ARGS select may be in one half of the tests alone.
 UNLESS_NONE = $(if $(strip $(ARGS)),|| test $$? -eq 5)
 
-.PHONY: demo serve test lint docs fuzz soak audit clean setup model
+.PHONY: demo serve test test-repeat lint docs fuzz soak audit clean setup model
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -43,7 +46,12 @@ serve: $(STAMP)
 
 test: model
 	$(BIN)/python -m pytest -m "not gpu and not triton" $(IN_PARALLEL) $(ARGS) $(UNLESS_NONE)
-	$(BIN)/python -m pytest -m "not gpu and triton" $(ARGS) $(UNLESS_NONE)
+	$(BIN)/python -m pytest -m "not gpu and triton" $(BY_SERVER) $(ARGS) $(UNLESS_NONE)
+
+test-repeat: model
+	@mkdir -p build
+	@for run in $$(seq $(RUNS)); do $(BIN)/python -m pytest -q -m "not gpu and triton" $(BY_SERVER) $(ARGS) 2>&1 \
+		| tee build/test-repeat-$$run.log | grep -E "^(FAILED|ERROR) | in [0-9.]+s"; done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

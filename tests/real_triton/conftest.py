@@ -1,4 +1,4 @@
-"""One real Triton server with the demo model for all tests of this folder."""
+"""One real Triton server with the demo model for all tests of this folder; one for each process that shares them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.models.fetch import fetched
 from tritandem.server import TritonServer
 
+# A range for each of the processes that share the tests (gw0, gw1, ..).
+PORTS = 100
 FIRST_PORT = int(os.environ.get("TRITANDEM_TEST_FIRST_PORT", "18000"))
-LAST_PORT = FIRST_PORT + 99
+FIRST_PORT += PORTS * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def demo_model() -> Path:
@@ -25,7 +27,7 @@ def free_ports(count: int) -> list[int]:
     """Ports nobody listens on at this moment, drawn at random: the server binds them only when its models are
     loaded, and another test run on this machine may be choosing too."""
     found: list[int] = []
-    for port in random.sample(range(FIRST_PORT, LAST_PORT + 1), LAST_PORT + 1 - FIRST_PORT):
+    for port in random.sample(range(FIRST_PORT, FIRST_PORT + PORTS), PORTS):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -34,7 +36,7 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise RuntimeError(f"no {count} free ports in {FIRST_PORT}..{LAST_PORT}")
+    raise RuntimeError(f"no {count} free ports in {FIRST_PORT}..{FIRST_PORT + PORTS - 1}")
 
 
 def start_server(model: Path | None = None, **options: object) -> TritonServer:

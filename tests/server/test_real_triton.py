@@ -201,7 +201,7 @@ def test_a_drain_lets_running_streams_finish_and_refuses_new_requests(server: Tr
     assert caller.texts == ["0"]
     gate.touch()
     # The client keeps its stream open: Triton alone would wait for it for ever.
-    assert server.stop() == 0
+    assert server.stop(unload_s=2.0) == 0
     assert caller.texts == [str(number) for number in range(20)]
 
 
@@ -218,7 +218,7 @@ def test_nothing_is_left_of_a_server_that_was_killed(repository: Path) -> None:
 
 def test_a_killed_model_process_brings_a_fresh_server(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.5)
-    monkeypatch.setattr(supervisor, "SICK_STOP_S", 1.0)
+    monkeypatch.setattr(supervisor, "SICK_UNLOAD_S", 0.5)
     said: list[str] = []
     pids: list[int] = []
 
@@ -248,6 +248,7 @@ def test_a_model_process_that_hangs_brings_a_fresh_server(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, seen: str
 ) -> None:
     monkeypatch.setattr(supervisor, "STUB_GRACE_S", 0.5)
+    monkeypatch.setattr(supervisor, "SICK_UNLOAD_S", 0.5)
     config = tmp_path / "watch.toml"
     config.write_text("[watch]\nsilent_s = 3\n")
     said: list[str] = []
