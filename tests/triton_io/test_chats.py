@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -60,8 +61,9 @@ def service() -> RecordingService:
 
 
 @pytest.fixture
-def scheduler(service: RecordingService) -> SchedulerPlug:
-    return plug_of(service, queue.Queue().put)
+def scheduler(service: RecordingService) -> Iterator[SchedulerPlug]:
+    with closing(plug_of(service, queue.Queue().put)) as plug:
+        yield plug
 
 
 def ask(scheduler: SchedulerPlug, chat: object, arrays: dict[str, Any] | None = None) -> Any:
