@@ -7,6 +7,7 @@ leave the model usable by its own code. Fixed shapes, no synchronisation.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,7 +201,8 @@ def _norm(module: nn.Module) -> Norm:
 def _rotary_tables(
     module: nn.Module, dim: int, max_positions: int, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [max_positions, dim], as the model's own module gives them."""
+    """cos and sin, float32 [max_positions, dim], as the model's own module gives them. Raises Unfusable."""
+    _expect("layer_type" not in inspect.signature(module.forward).parameters, "its rotary embedding differs by layer")
     positions = torch.arange(max_positions, device=like.device)[None]
     cos, sin = module(torch.empty((), dtype=torch.float32, device=like.device), positions)
     _expect(cos.shape == (1, max_positions, dim), "its rotary embedding covers part of a head")

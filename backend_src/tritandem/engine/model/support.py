@@ -159,7 +159,7 @@ def _strict_attention(
     for name, given in kwargs.items():
         if name not in _HARMLESS and isinstance(given, torch.Tensor):
             reason = "attention sinks" if name == "s_aux" else f"a tensor {name!r}"
-            raise UnsupportedModel(f"it passes {reason} to attention, which only standard attention lacks")
+            raise UnsupportedModel(f"it passes {reason} to attention, which standard attention lacks")
     recorder = kwargs.get("tritandem_sink")
     if isinstance(recorder, _Recorder):
         kwargs["sliding_window"] = recorder.window(attention_mask, kwargs.get("sliding_window"))
