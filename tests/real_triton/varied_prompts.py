@@ -71,8 +71,8 @@ def _logbook(days: int, first_day: int) -> str:
 
 
 LONG = (
-    _logbook(56, 1),  # about 1,500 tokens each; the second begins as the first does
-    _logbook(56, 1) + "In the end",
-    "\n".join(f"{i} squared is {i * i}" for i in range(1, 150)),
+    _logbook(28, 1),  # about 750 tokens each, three chunks of a prefill; the second begins as the first does
+    _logbook(28, 1) + "In the end",
+    "\n".join(f"{i} squared is {i * i}" for i in range(1, 90)),
 )
 PROMPTS = (*SENTENCES, *SCRIPTS, *CODE, *SYMBOLS, *LONG)
