@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -78,15 +77,10 @@ def test_a_deadline_ends_a_stream_on_both_paths(client: RawClient) -> None:
     wait_until("the engine is idle", lambda: idle(client))
 
 
-# Processes that each stream; they fork before gRPC starts, so that Python starts once for all.
-VICTIMS = """
-import os
+VICTIM = """
 import sys
 from tests.real_triton.raw_client import RawStream
 from tests.real_triton.test_ending_early import ENDLESS
-for _ in range(int(sys.argv[2]) - 1):
-    if os.fork() == 0:
-        break
 stream = RawStream(sys.argv[1], "scheduler", ENDLESS)
 next(iter(stream))
 print("streaming", flush=True)
@@ -100,11 +94,18 @@ MAX_GROWTH_MB = 24  # of one process; a lost request would keep its tensors, thr
 
 def kill_in_mid_stream(client: RawClient, count: int) -> None:
     """By SIGKILL, as a crashed host's clients end."""
-    command = [sys.executable, "-c", VICTIMS, client.url, str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True) as victims:
-        assert victims.stdout is not None
-        assert [victims.stdout.readline() for _ in range(count)] == [b"streaming\n"] * count
-        os.killpg(victims.pid, signal.SIGKILL)
+    victims = [
+        subprocess.Popen([sys.executable, "-c", VICTIM, client.url], stdout=subprocess.PIPE, cwd=ROOT)
+        for _ in range(count)
+    ]
+    for victim in victims:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"streaming\n"
+    for victim in victims:
+        victim.kill()
+        victim.wait()
+        assert victim.stdout is not None
+        victim.stdout.close()
 
 
 def test_killed_clients_leave_nothing_behind(server: TritonServer, client: RawClient) -> None:
