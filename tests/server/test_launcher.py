@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tritandem.host import Refusal
 from tritandem.machine.cpu_list import parse_cpus
-from tritandem.server import command, guardian, runs
+from tritandem.server import command, guardian, logfile, runs
 from tritandem.server.health import stub_models
 from tritandem.server.launcher import ServerDied, TritonServer
 from tritandem.server.locate import TritonInstall
@@ -420,3 +420,13 @@ def test_a_scheduler_that_drains_at_once_is_waited_for_before_triton_is_told(mak
     [stopped] = [number for number, line in enumerate(lines) if "All models are stopped" in line]
     [told] = [number for number, line in enumerate(lines) if line == guardian.DRAINED]
     assert drained < told < stopped
+
+
+def test_a_log_that_another_start_removes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = logfile.new_log_path().parent
+    folder.mkdir(parents=True)
+    (folder / "triton-gone.log").symlink_to("nowhere")
+    assert logfile.new_log_path().parent == folder

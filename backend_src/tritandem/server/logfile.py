@@ -38,10 +38,13 @@ STOPPED = "All models are stopped, unloading models"
 def new_log_path() -> Path:
     """A file for one more server's log in the cache folder; of the older ones only the newest are kept."""
     folder = cache_root() / "logs"
-    kept_bytes = 0
-    old = sorted(folder.glob("triton-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for number, path in enumerate(old, start=1):
-        kept_bytes += path.stat().st_size
+    kept_bytes, old = 0, []
+    for path in folder.glob("triton-*.log*"):
+        with suppress(FileNotFoundError):  # another server that starts has removed it meanwhile
+            found = path.stat()
+            old.append((found.st_mtime, found.st_size, path))
+    for number, (_, size, path) in enumerate(sorted(old, reverse=True), start=1):
+        kept_bytes += size
         if number >= KEPT_LOGS or kept_bytes > KEPT_LOG_BYTES:
             path.unlink(missing_ok=True)
     return folder / f"triton-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}.log"
