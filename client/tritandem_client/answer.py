@@ -145,11 +145,13 @@ def _logprobs(text: Any) -> tuple[TokenLogprob, ...]:
         return ()
     tokens = []
     for entry in json.loads(text):
-        candidates = [(int(token_id), said["logprob"]) for token_id, said in entry.items()]
-        chosen_text = next(iter(entry.values())).get("decoded_token") or ""
-        tokens.append(TokenLogprob(*candidates[0], text=chosen_text, top=tuple(sorted(candidates, key=_by_logprob))))
+        said = [(int(token_id), one["logprob"], one.get("decoded_token") or "") for token_id, one in entry.items()]
+        chosen_id, logprob, chosen_text = said[0]
+        said.sort(key=_by_logprob)
+        top = tuple((token_id, logprob) for token_id, logprob, _ in said)
+        tokens.append(TokenLogprob(chosen_id, logprob, chosen_text, top, tuple(text for _, _, text in said)))
     return tuple(tokens)
 
 
-def _by_logprob(candidate: tuple[int, float]) -> float:
+def _by_logprob(candidate: tuple[int, float, str]) -> float:
     return -candidate[1]

@@ -12,12 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token; `top` holds (token id, logprob) of it and the alternatives, most likely first."""
+    """One generated token; `top` holds (token id, logprob) of it and the alternatives, most likely first, and
+    `top_texts` what each of them reads."""
 
     token_id: int
     logprob: float
     text: str = ""
     top: tuple[tuple[int, float], ...] = ()
+    top_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

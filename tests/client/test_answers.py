@@ -93,7 +93,7 @@ def test_logprobs_are_typed(way: Any) -> None:
     details = {"logprobs": ("BYTES", [json.dumps(said)]), "cumulative_logprob": ("FP32", [-0.5])}
     server, client = way.connect(saying(chunk("a", **details), {**last("", 0), "logprobs": ("BYTES", ["[]"])}))
     stream = client.stream("x", logprobs=1)
-    assert next(stream).logprobs == (TokenLogprob(7, -0.5, "a", ((9, -0.25), (7, -0.5))),)
+    assert next(stream).logprobs == (TokenLogprob(7, -0.5, "a", ((9, -0.25), (7, -0.5)), ("b", "a")),)
     assert [c.logprobs for c in stream] == [()]
     assert stream.result.cumulative_logprob == pytest.approx(-0.5)
     inputs = server.visitors.requests[0].inputs
