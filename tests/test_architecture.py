@@ -26,6 +26,7 @@ TIERS = {
     "scheduler": 3,
     "engine": 3,
     "triton_io": 4,
+    "front": 5,
     "models": 5,
     "server": 5,
     "sizing": 5,
@@ -174,6 +175,7 @@ def words_of(node: ast.AST) -> Iterator[str]:
         ("tritandem_loadtest", {"cli"}),
         ("tritandem_bench", set()),
         ("opentelemetry", {"telemetry"}),
+        ("uvicorn", {"front"}),
     ],
 )
 def test_each_heavy_library_has_its_rooms(library: str, rooms: set[str]) -> None:

@@ -39,7 +39,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 def serve(model: Path | str, *flags: str) -> int:
     http, grpc, metrics = free_ports(3)
-    ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics), "--openai-port", "0"]
     return main(["serve", "--model", str(model), *ports, *flags])
 
 

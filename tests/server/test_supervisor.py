@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
+from tritandem.server.front_workers import FrontOptions, FrontWorkers
 from tritandem.server.health import stub_models
 from tritandem.server.supervisor import NO_TEXT_S, Supervisor, Trouble, lost_stubs
+
+from tests.fakes.ports import free_ports
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_s=0.01, max_delay_s=0.02)
 
@@ -185,3 +189,32 @@ def test_a_long_good_run_starts_the_count_anew() -> None:
 
 def test_no_restart_means_none() -> None:
     assert delay_s(RestartPolicy(max_restarts=0), 1) is None
+
+
+def test_the_openai_api_comes_and_goes_with_the_server(make_server, said) -> None:
+    front = FrontWorkers(FrontOptions(("tiny",), workers=1), said.append)
+    [port] = free_ports(1)
+    pids = []
+
+    def live(server: TritonServer) -> None:
+        [pid] = front.pids()
+        pids.append(pid)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=10) as response:
+            assert response.status == 200
+
+    def make() -> TritonServer:
+        return make_server({}, openai_port=port)
+
+    def crash_when_live(server: TritonServer) -> None:
+        live(server)
+        crash(server)
+
+    def stop_when_live(server: TritonServer) -> None:
+        live(server)
+        signal.raise_signal(signal.SIGTERM)
+
+    run = Supervisor(make, QUICK, said.append, front).run
+    assert run(each_time_ready(crash_when_live, stop_when_live)) == 0
+    assert len(set(pids)) == 2
+    assert front.pids() == []
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

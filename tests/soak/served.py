@@ -37,7 +37,8 @@ class Served:
         http, grpc, metrics = ports
         self.http_url, self.grpc_url = f"127.0.0.1:{http}", f"127.0.0.1:{grpc}"
         self._metrics_url = f"http://127.0.0.1:{metrics}/metrics"
-        flags = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics), *words]
+        flags = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+        flags += ["--openai-port", "0", *words]
         self.said: list[tuple[float, str]] = []
         self._heard = 0  # lines that were waited for
         self._silent = False  # nothing more will be said

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tritandem.cli import serve
 from tritandem.config import Config, Setting, settings_of
+from tritandem.front.fields import BOTH, FIELDS, NEUTRAL, WITHOUT_EFFECT
 from tritandem.triton_io.request import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -82,12 +84,28 @@ def serve_flags() -> str:
     return table(("flag", "meaning"), rows)
 
 
+def openai_fields() -> str:
+    """What the OpenAI API honours."""
+    where = {BOTH: "both", **{(door,): door for door in BOTH}}
+    rows = [(f"`{field.name}`", where[field.doors], field.default, field.doc) for field in FIELDS]
+    return table(("field", "endpoint", "default", "meaning"), rows)
+
+
+def openai_refused() -> str:
+    """What it takes only with values that change nothing."""
+    rows = [(f"`{one.name}`", ", ".join(f"`{json.dumps(v)}`" for v in one.values), one.doc) for one in NEUTRAL]
+    rows.append((", ".join(f"`{name}`" for name in sorted(WITHOUT_EFFECT)), "any", "without effect on an answer"))
+    return table(("field", "accepted", "because"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "input-tensors": lambda: tensors(schema.INPUTS),
     "output-tensors": lambda: tensors(schema.OUTPUTS),
     "request-parameters": request_parameters,
     "settings": settings,
     "serve-flags": serve_flags,
+    "openai-fields": openai_fields,
+    "openai-refused": openai_refused,
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import urllib.request
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.server.logfile import progress
 
 from .narrator import Narrator
-from .server_flags import add_server_flags, server_arguments
+from .server_flags import add_server_flags, front_options, server_arguments
 
 QUESTION, EXPECTED_WORD = "What is the capital of France?", "Paris"
 ANSWER_TOKENS = 32
@@ -53,9 +54,12 @@ def run(args: argparse.Namespace) -> int:
         refuse_without_loadtest(args)
     from tritandem_loadtest import LoadTestError
 
+    from tritandem.server.front_workers import FrontWorkers
     from tritandem.server.launcher import ServerDied, TritonServer
 
     say = Narrator()
+    options = front_options(args)
+    front = FrontWorkers(options, say) if options else None
     server = TritonServer(**server_arguments(args, say))
     say(f"starting Triton; its log: {server.log_path}")
     try:
@@ -63,14 +67,21 @@ def run(args: argparse.Namespace) -> int:
         server.wait_ready(on_line=lambda line: show_progress(line, say))
         say(f"ready; asking: {QUESTION}")
         answer = stream_answer(server.grpc_url)
+        if front:
+            front.start(server.options, server.log_path, server.cpus)
+            print(openai_answer(server.openai_url, front.options.models[0], say), flush=True)
         say(f"load: {args.rps:g} requests/s for {args.load_s:g} s")
         summary = run_load(server.grpc_url, args.rps, args.load_s, say)
         say("stopping the server")
+        if front:
+            front.drain()
         exit_code = server.stop()
-    except (ServerDied, TritandemClientError, LoadTestError) as error:
+    except (ServerDied, TritandemClientError, LoadTestError, OSError) as error:
         say(f"failed: {error}")
         return EXIT_FAILED
     finally:
+        if front:
+            front.kill()
         server.kill()
     # What a larger model of the user's answers is not known here.
     expected_word = EXPECTED_WORD if args.model == DEFAULT_MODEL else ""
@@ -100,6 +111,15 @@ def stream_answer(grpc_url: str) -> str:
             print(chunk.text, end="", flush=True)
         print()
         return stream.result.text
+
+
+def openai_answer(base_url: str, model: str, say: Callable[[str], None]) -> str:
+    """The answer to the question by the OpenAI API; says how to ask it by hand."""
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": ANSWER_TOKENS}
+    text = json.dumps({**body, "temperature": 0})
+    say(f"the same by OpenAI's API: curl {base_url}/chat/completions -d '{text}'")
+    with urllib.request.urlopen(f"{base_url}/chat/completions", text.encode(), timeout=60) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 def run_load(grpc_url: str, rps: float, duration_s: float, say: Callable[[str], None]) -> dict[str, Any]:

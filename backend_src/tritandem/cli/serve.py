@@ -11,7 +11,7 @@ from typing import Any
 
 from .narrator import Narrator
 from .numbers import seconds, whole
-from .server_flags import add_server_flags, server_arguments
+from .server_flags import add_server_flags, front_options, server_arguments
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,10 +46,11 @@ def run(args: argparse.Namespace) -> int:
     """Exit code: 0 after a clean stop, 1 when the server could not be kept up, 130 when it was cut short."""
     from tritandem.server import TritonServer
     from tritandem.server.backoff import RestartPolicy
+    from tritandem.server.front_workers import FrontWorkers
     from tritandem.server.supervisor import Supervisor
 
     say = Narrator()
-    settings = server_arguments(args, say)
+    front, settings = front_options(args), server_arguments(args, say)
 
     def make_server() -> TritonServer:
         server = TritonServer(ready_timeout_s=args.ready_timeout_s, say=say, **settings)
@@ -58,9 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
     def on_ready(server: TritonServer) -> None:
         say(f"ready: gRPC {server.grpc_url}, HTTP http://{server.http_url}, metrics {server.metrics_url}")
+        if front:
+            say(f"OpenAI API: {server.openai_url}, model {front.models[0]}")
         say(f'try: {_program()} generate "What is the capital of France?" --chat' + _url_flag(server))
 
-    return Supervisor(make_server, RestartPolicy(max_restarts=args.max_restarts), say).run(on_ready)
+    policy = RestartPolicy(max_restarts=args.max_restarts)
+    return Supervisor(make_server, policy, say, FrontWorkers(front, say) if front else None).run(on_ready)
 
 
 def _program() -> str:

@@ -14,9 +14,12 @@ from tritandem.machine.device import Device
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.placement import COMPONENTS
+from tritandem.server.front_workers import MAX_WORKERS, FrontOptions
 from tritandem.server.options import ServeOptions
 
 from .numbers import seconds, whole
+
+OPENAI_PORT = 8080
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +65,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             metavar="PORT",
             help=f"of {name} (default: %(default)s)",
         )
+    _add_front_flags(parser)
     add(
         "--drain-timeout-s",
         type=seconds,
@@ -92,6 +96,50 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_front_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--openai-port",
+        type=whole(0, 65_535),
+        default=OPENAI_PORT,
+        metavar="PORT",
+        help="where the OpenAI API is served; 0: nowhere (default: %(default)s)",
+    )
+    add(
+        "--openai-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what the model is called there; repeat it for further names (default: the name given by --model)",
+    )
+    add("--openai-keys", type=Path, metavar="FILE", help="TOML file of API keys (default: no key is asked for)")
+    add(
+        "--openai-cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin whose pages may ask, or *; repeat it for others (default: none)",
+    )
+    add(
+        "--openai-workers",
+        type=whole(0, MAX_WORKERS),
+        default=0,
+        metavar="N",
+        help="processes of the OpenAI API; 0: one for every four cores (default: %(default)s)",
+    )
+
+
+def front_options(args: argparse.Namespace) -> FrontOptions | None:
+    """None: the OpenAI API is not served. Raises ConfigError for keys that cannot be read."""
+    from tritandem.front.keys import read_keys
+
+    if not args.openai_port:
+        return None
+    read_keys(args.openai_keys)
+    names = tuple(args.openai_model) or (Path(args.model).name.removesuffix(".gguf"),)
+    return FrontOptions(names, args.openai_keys, tuple(args.openai_cors), args.openai_workers)
+
+
 def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """Keyword arguments of TritonServer; fetches or converts the model when needed. Raises Refusal."""
     config = Path(args.engine_config) if args.engine_config else None
@@ -102,6 +150,7 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "http_port": args.http_port,
         "grpc_port": args.grpc_port,
         "metrics_port": args.metrics_port,
+        "openai_port": args.openai_port,
         "engine_config": config,
         "tokenizer_instances": args.tokenizer_instances,
         "devices": args.devices,

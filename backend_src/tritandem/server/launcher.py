@@ -72,6 +72,7 @@ class TritonServer:
         self.ready_timeout_s = ready_timeout_s
         self.pid = 0  # of tritonserver; 0 before it was started
         self.had_hung = False  # whether a process of it was killed for that
+        self.cpus: frozenset[int] = frozenset()  # of its own threads, once it was started
         self.shm_prefix = ""  # of this run's files in /dev/shm, once it was started
         self._environment, self._say = environment, say
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -90,6 +91,11 @@ class TritonServer:
     def grpc_url(self) -> str:
         """host:port"""
         return self.options.url(self.options.grpc_port)
+
+    @property
+    def openai_url(self) -> str:
+        """What clients of OpenAI's call the base URL; nothing answers there unless it is served."""
+        return f"http://{self.options.url(self.options.openai_port)}/v1"
 
     @property
     def metrics_url(self) -> str:
@@ -121,10 +127,10 @@ class TritonServer:
             environment[HEARTBEAT_ENV] = str(self._run.folder / HEARTBEAT)
             environment[DRAIN_KEY_ENV] = secrets.token_urlsafe(24)
             environment[INNER_KEY_ENV] = secrets.token_urlsafe(24)
-            cpus, placement = place_server(self.options)
+            self.cpus, placement = place_server(self.options)
             if placement:
                 environment[PLACEMENT_ENV] = placement
-            self._spawn([str(install.binary), *words], environment, cpus)
+            self._spawn([str(install.binary), *words], environment, self.cpus)
         except BaseException:
             self.kill()
             raise

@@ -24,6 +24,7 @@ class ServeOptions:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    openai_port: int = 0  # 0: the OpenAI API is not served
     engine_config: Path | None = None
     tokenizer_instances: int = 0  # 0: what the repository says
     devices: tuple[Device, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
@@ -45,7 +46,8 @@ class ServeOptions:
 
     def ports(self) -> dict[str, int]:
         """Port by the name of the flag that sets it."""
-        return {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        return ports | ({"--openai-port": self.openai_port} if self.openai_port else {})
 
 
 def flag_names(flags: tuple[str, ...]) -> set[str]:

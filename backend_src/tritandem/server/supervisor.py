@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
+from .front_workers import FrontWorkers
 from .health import stub_models
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
@@ -58,9 +59,13 @@ class Supervisor:
     kept up, 130 when a second signal cut the drain short."""
 
     def __init__(
-        self, make_server: Callable[[], TritonServer], policy: RestartPolicy, say: Callable[[str], None]
+        self,
+        make_server: Callable[[], TritonServer],
+        policy: RestartPolicy,
+        say: Callable[[str], None],
+        front: FrontWorkers | None = None,
     ) -> None:
-        self._make_server, self._policy, self._say = make_server, policy, say
+        self._make_server, self._policy, self._say, self._front = make_server, policy, say, front
         self._signals = StopSignals()
 
     def run(self, on_ready: Callable[[TritonServer], None]) -> int:
@@ -97,6 +102,8 @@ class Supervisor:
                 self._say("stopped while loading")
                 return EXIT_OK, 0.0, ""
             ready_at, stubs = time.monotonic(), stub_models(server.pid)
+            if self._front:
+                self._front.start(server.options, server.log_path, server.cpus)
             on_ready(server)
             trouble = self._watch(server, stubs)
             if trouble is None:
@@ -108,6 +115,8 @@ class Supervisor:
         except ServerDied as error:
             return None, 0.0, str(error)
         finally:
+            if self._front:
+                self._front.kill()
             server.kill()
 
     def _show_progress(self, line: str) -> None:
@@ -119,6 +128,8 @@ class Supervisor:
         complete_at = ready_at = checked_at = time.monotonic()
         while not self._signals.wait(WATCH_S):
             server.look_after()
+            if self._front:
+                self._front.look_after()
             if (code := server.poll()) is not None:
                 return Trouble(describe_end(code, server.log()), 0.0)
             now = time.monotonic()
@@ -143,7 +154,11 @@ class Supervisor:
             asked_again = asked_again or self._signals.wait()
             return asked_again
 
+        if self._front:
+            self._front.drain()
         code = server.stop(interrupted=second_signal)
+        if self._front:
+            self._front.stop()
         if asked_again:
             return EXIT_KILLED
         self._say("stopped" if code == 0 else f"tritonserver ended with exit code {code}; its log: {server.log_path}")

@@ -1,0 +1,227 @@
+"""The ASGI application: which endpoint answers, who may ask, how a request ends.
+
+Every request ends once: with one response, one line in the log, one count. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tritandem_client import AsyncClient, TritandemClientError
+
+from ..contracts.errors import Outcome
+from .ask import MAX_BODY_BYTES, no_model, parse_body, read_ask, refuse_other_models
+from .books import Books
+from .chat import ChatShape
+from .completions import CompletionShape
+from .errors import CLIENT_GONE, ApiError, draining, from_client, invalid
+from .exchange import Exchange, Receive, Send
+from .keys import Caller, Keys
+from .openapi import document
+from .relay import Relay
+from .shapes import DONE, Envelope, Shape
+
+SHAPES: Mapping[str, Shape] = {"/v1/chat/completions": ChatShape(), "/v1/completions": CompletionShape()}
+ENDPOINTS = (*SHAPES, "/v1/models")
+MAX_DEADLINE_MS = 86_400_000
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+_FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_EXPOSED = "x-request-id, x-ignored-fields, retry-after"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is served to whom: names of the model, keys, origins whose pages may ask."""
+
+    models: tuple[str, ...]
+    keys: Keys
+    origins: tuple[str, ...] = ()
+
+
+class App:
+    def __init__(self, site: Site, client: AsyncClient, books: Books) -> None:
+        self._site, self._client, self._books = site, client, books
+        self._since = int(time.time())
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+        self._open: dict[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
+            ("GET", "/health"): self._ready,
+            ("GET", "/health/ready"): self._ready,
+            ("GET", "/health/live"): self._live,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/openapi.json"): self._openapi,
+        }
+
+    async def drain(self) -> None:
+        """Take no new request; returns when none runs any more."""
+        self.draining = True
+        await self._idle.wait()
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"{scope['type']} is not served")
+        exchange = Exchange(scope, receive, send)
+        self._running += 1
+        self._idle.clear()
+        try:
+            await self._answer(exchange)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        self._mark(exchange)
+        if exchange.method == "OPTIONS" and exchange.header("access-control-request-method"):
+            await exchange.respond(204, b"")
+            return
+        if page := self._open.get((exchange.method, exchange.path)):
+            await page(exchange)
+            return
+        begun_s = time.monotonic()
+        line: dict[str, Any] = {"id": exchange.headers["x-request-id"]}
+        try:
+            outcome = await self._serve(exchange, line)
+        except ApiError as error:
+            outcome, line["error"] = error.outcome, str(error)
+            if error.status != CLIENT_GONE or not line.pop("gone", False):
+                await _say(exchange, error)
+            line["status"] = error.status
+        except Exception as error:
+            failed = ApiError(500, f"internal error ({type(error).__name__})", "server_error", outcome=Outcome.FAILED)
+            outcome, line["error"], line["status"] = failed.outcome, f"{type(error).__name__}: {error}", 500
+            await _say(exchange, failed)
+        line.setdefault("status", exchange.status)
+        line["ms"] = round((time.monotonic() - begun_s) * 1e3, 3)
+        self._books.note(exchange.path if exchange.path in ENDPOINTS else "other", outcome, **line)
+
+    async def _serve(self, exchange: Exchange, line: dict[str, Any]) -> Outcome:
+        """Raises ApiError."""
+        shape = SHAPES.get(exchange.path)
+        listing = exchange.path == "/v1/models" or exchange.path.startswith("/v1/models/")
+        if shape is None and not listing:
+            raise ApiError(404, f"there is no {exchange.method} {exchange.path} here", code="unknown_url")
+        allowed = "POST" if shape else "GET"
+        if exchange.method != allowed:
+            said = f"{exchange.path}: given {exchange.method}, allowed: {allowed}"
+            raise ApiError(405, said, code="method_not_allowed", headers={"allow": allowed})
+        caller = self._site.keys.caller(exchange.header("authorization") or "")
+        if shape is None:
+            await self._models(exchange)
+            return Outcome.COMPLETED
+        if self.draining:
+            raise draining()
+        return await self._complete(exchange, shape, caller, line)
+
+    async def _complete(self, exchange: Exchange, shape: Shape, caller: Caller, line: dict[str, Any]) -> Outcome:
+        ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)))
+        refuse_other_models(ask, self._site.models)
+        options = _service_options(exchange, caller, ask.user)
+        # An id of its own: who is told to stop by it is this request and no other, whatever clients send twice.
+        request_id = options["request_id"] = shape.id_prefix + secrets.token_hex(12)
+        line.update(request=request_id, stream=ask.stream)
+        if ask.unknown:
+            unknown = tuple(name if _FIELD_NAME.fullmatch(name) else "?" for name in ask.unknown[:32])
+            exchange.headers["x-ignored-fields"] = ", ".join(unknown)
+            self._books.name_unknown(unknown)
+        envelope = Envelope(shape, request_id, ask.model or self._site.models[0], int(time.time()))
+        relay = Relay(ask, shape, envelope, self._client, options)
+        work = asyncio.ensure_future(relay.stream(exchange) if ask.stream else relay.answer(exchange))
+        leaving = asyncio.ensure_future(exchange.gone(events=ask.stream))
+        try:
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                line["gone"] = True
+                raise ApiError(CLIENT_GONE, "the client has gone", outcome=Outcome.CANCELLED)
+            work.result()
+        except TritandemClientError as error:
+            raise from_client(error, ask.names) from error
+        finally:
+            # Whatever still runs in the engine is cancelled by this, and stopped by its id.
+            for task in (work, leaving):
+                task.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
+        line["prompt_tokens"] = sum(one.num_input_tokens for one in relay.results[:: ask.n])
+        line["output_tokens"] = sum(one.num_output_tokens for one in relay.results)
+        stopped = any(one.outcome == Outcome.STOPPED.value for one in relay.results)
+        return Outcome.STOPPED if stopped else Outcome.COMPLETED
+
+    def _mark(self, exchange: Exchange) -> None:
+        """Headers that every response has."""
+        asked = exchange.header("x-request-id") or ""
+        exchange.headers["x-request-id"] = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
+        if self.draining:
+            exchange.headers["connection"] = "close"
+        origin = exchange.header("origin")
+        if origin and ("*" in self._site.origins or origin in self._site.origins):
+            exchange.headers |= {
+                "access-control-allow-origin": origin,
+                "access-control-allow-methods": "GET, POST, OPTIONS",
+                "access-control-allow-headers": exchange.header("access-control-request-headers") or "*",
+                "access-control-expose-headers": _EXPOSED,
+                "vary": "origin",
+            }
+
+    async def _models(self, exchange: Exchange) -> None:
+        served = [
+            {"id": name, "object": "model", "created": self._since, "owned_by": "tritandem"}
+            for name in self._site.models
+        ]
+        if exchange.path == "/v1/models":
+            await exchange.respond(200, json.dumps({"object": "list", "data": served}).encode())
+            return
+        name = exchange.path.removeprefix("/v1/models/")
+        for one in served:
+            if one["id"] == name:
+                await exchange.respond(200, json.dumps(one).encode())
+                return
+        raise no_model(name, self._site.models)
+
+    async def _live(self, exchange: Exchange) -> None:
+        await exchange.respond(200, b'{"status": "live"}')
+
+    async def _ready(self, exchange: Exchange) -> None:
+        health = None if self.draining else await self._client.health()
+        if health:
+            await exchange.respond(200, b'{"status": "ready"}')
+            return
+        reason = "draining" if health is None else health.reason
+        await exchange.respond(503, json.dumps({"status": "not ready", "reason": reason}).encode())
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        await exchange.respond(200, self._books.metrics().encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        await exchange.respond(200, document())
+
+
+async def _say(exchange: Exchange, error: ApiError) -> None:
+    """As a response, or as the last event of a stream that has begun."""
+    if exchange.status:
+        if exchange.status == 200:
+            await exchange.end_events(b"data: " + error.body() + b"\n\n" + DONE)
+        return
+    exchange.headers |= error.headers
+    await exchange.respond(error.status, error.body())
+
+
+def _service_options(exchange: Exchange, caller: Caller, user: str | None) -> dict[str, Any]:
+    """Who asks, how urgently, and on whose trace."""
+    options: dict[str, Any] = {"tenant": caller.tenant or user}
+    options["priority"] = caller.choose(exchange.header("x-priority"))
+    if (deadline := exchange.header("x-deadline-ms")) is not None:
+        if not re.fullmatch(r"[0-9]{1,9}", deadline) or not 1 <= int(deadline) <= MAX_DEADLINE_MS:
+            raise invalid("x-deadline-ms", deadline, f"a whole number in [1, {MAX_DEADLINE_MS}]")
+        options["deadline_ms"] = int(deadline)
+    if (trace := exchange.header("traceparent")) is not None:
+        options["traceparent"] = trace
+    return {name: value for name, value in options.items() if value is not None}

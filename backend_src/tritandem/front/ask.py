@@ -1,0 +1,175 @@
+"""What a request asks for, once its body is read: questions for the model, options, and how to answer. Pure.
+
+The body is bounded before it is parsed; JSON that would hold up others while it is parsed is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from ..contracts.errors import InvalidRequest
+from ..triton_io.request import client_json
+from .errors import ApiError, invalid, not_honoured
+from .fields import CHAT, MAX_CHOICES, read_fields, sampling_options
+
+MAX_BODY_BYTES = 32 << 20
+MAX_DEPTH = 64  # of brackets: more than any request needs, and far from what Python's parser takes
+COMPLETION_TOKENS = 16  # OpenAI's default at /v1/completions
+
+
+class Question(TypedDict, total=False):
+    """Keyword arguments of the client: one of the three."""
+
+    prompt: str
+    input_ids: list[int]
+    messages: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `questions` are asked `n` times each; choice `q * n + i` is the i-th answer to question q."""
+
+    door: str
+    model: str | None
+    questions: tuple[Question, ...]
+    n: int
+    options: dict[str, Any]
+    stream: bool
+    include_usage: bool
+    logprobs: int | None  # alternatives beside each token; None: no log-probabilities
+    echo: tuple[str, ...]  # by question, what goes before the answer
+    user: str | None
+    unknown: tuple[str, ...]  # names of fields that nobody knows
+    names: dict[str, str]  # what the client called fields that have two names
+
+    def options_of(self, index: int) -> dict[str, Any]:
+        """Of choice `index`: each draws with a seed of its own."""
+        seed = self.options.get("seed")
+        return self.options if not seed and seed != 0 else {**self.options, "seed": (seed + index % self.n) % 2**63}
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Raises ApiError for what is no JSON object of a sound size and depth."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise invalid("body", f"invalid UTF-8 at byte {error.start}", "UTF-8") from None
+    try:
+        document = client_json.parse("body", text, MAX_BODY_BYTES, "a JSON object")
+    except InvalidRequest as error:
+        raise invalid("body", error.given, error.allowed, "invalid_json") from None
+    if not isinstance(document, dict):
+        raise invalid("body", document, "a JSON object")
+    halves = "\\ud" in text or "\\uD" in text  # JSON can write half a character, as an escape
+    for name, value in document.items():
+        if isinstance(value, (dict, list)) and _deeper_than(value, MAX_DEPTH):
+            raise invalid(name, f"more than {MAX_DEPTH} levels", "fewer")
+        if halves:
+            _refuse_half_characters(name, value)
+    return document
+
+
+def _refuse_half_characters(name: str, value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise invalid(name, f"half a character at {error.start}", "text that UTF-8 can express") from None
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def read_ask(door: str, document: Mapping[str, Any]) -> Ask:
+    """Raises ApiError."""
+    values, unknown = read_fields(door, document)
+    options = {"temperature": 1.0, **sampling_options(door, values)}
+    names: dict[str, str] = {}
+    _one_budget(values, options, names)
+    if door != CHAT:
+        options.setdefault("max_tokens", COMPLETION_TOKENS)
+    logprobs = _logprobs(door, values)
+    if logprobs is not None:
+        options["logprobs"] = logprobs
+    names["logprobs"] = "top_logprobs" if door == CHAT else "logprobs"
+    questions = _questions(door, values)
+    n = values.get("n", 1)
+    if n * len(questions) > MAX_CHOICES:
+        raise invalid("n", f"{n} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all")
+    return Ask(
+        door=door,
+        model=values.get("model"),
+        questions=questions,
+        n=n,
+        options=options,
+        stream=values.get("stream", False),
+        include_usage=values.get("stream_options", {}).get("include_usage") or False,
+        logprobs=logprobs,
+        echo=_echo(values, questions, logprobs),
+        user=values.get("user"),
+        unknown=unknown,
+        names=names,
+    )
+
+
+def _one_budget(values: Mapping[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:
+    newer, older = values.get("max_completion_tokens"), values.get("max_tokens")
+    if newer is None:
+        return
+    if older is not None and older != newer:
+        raise invalid("max_tokens", f"{older}, and max_completion_tokens {newer}", "one of them, or the same twice")
+    options["max_tokens"], names["max_tokens"] = newer, "max_completion_tokens"
+
+
+def _logprobs(door: str, values: Mapping[str, Any]) -> int | None:
+    if door != CHAT:
+        count: int | None = values.get("logprobs")
+        return count
+    wanted, top = values.get("logprobs", False), values.get("top_logprobs")
+    if top and not wanted:
+        raise invalid("top_logprobs", top, "nothing without logprobs: true")
+    return (top or 0) if wanted else None
+
+
+def _questions(door: str, values: Mapping[str, Any]) -> tuple[Question, ...]:
+    name = "messages" if door == CHAT else "prompt"
+    if name not in values:
+        raise invalid(name, "nothing", "it must be given", "missing_required_parameter")
+    if door == CHAT:
+        return (Question(messages=values[name]),)
+    return tuple(Question(prompt=one) if isinstance(one, str) else Question(input_ids=one) for one in values[name])
+
+
+def _echo(values: Mapping[str, Any], questions: tuple[Question, ...], logprobs: int | None) -> tuple[str, ...]:
+    if not values.get("echo"):
+        return ("",) * len(questions)
+    if logprobs is not None:
+        raise not_honoured("echo", True, "false with logprobs: those of the prompt are not offered")
+    if not all("prompt" in question for question in questions):
+        raise not_honoured("echo", True, "false with token ids: only a text can be repeated")
+    return tuple(question["prompt"] for question in questions)
+
+
+def refuse_other_models(ask: Ask, models: tuple[str, ...]) -> None:
+    """Raises ApiError unless the model that was asked for is served here."""
+    if ask.model is not None and ask.model not in models:
+        raise no_model(ask.model, models)
+
+
+def no_model(name: str, models: tuple[str, ...]) -> ApiError:
+    error = invalid("model", name, ", ".join(models), "model_not_found")
+    error.status = 404
+    return error

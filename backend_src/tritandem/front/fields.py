@@ -1,0 +1,262 @@
+"""The fields of a request's body: one table, from which reading, docs/openai.md and /openapi.json follow.
+
+A field is honoured, or accepted without effect because none of its values changes the answer, or accepted only with
+the values that change nothing. What stands in no table is named to the client and does not fail its request. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..contracts.fields import MAX_TOP_LOGPROBS
+from .errors import invalid, not_honoured
+
+CHAT, COMPLETIONS = "chat", "completions"
+BOTH = (CHAT, COMPLETIONS)
+MAX_CHOICES = 128
+_INT32_MAX = 2**31 - 1
+
+Reader = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`option`: of the client's, which gets the value as it is; `in_sampling`: it travels in `sampling_parameters`."""
+
+    name: str
+    schema: Mapping[str, Any]  # of JSON, for /openapi.json
+    default: str
+    doc: str
+    read: Reader
+    doors: tuple[str, ...] = BOTH
+    option: str = ""
+    in_sampling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that must not say anything: `values` are the ones that change nothing."""
+
+    name: str
+    values: tuple[Any, ...]
+    doc: str
+
+
+def whole(low: int = -_INT32_MAX - 1, high: int = _INT32_MAX) -> Reader:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise invalid(name, value, f"a whole number in [{low}, {high}]")
+        return value
+
+    return read
+
+
+def real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise invalid(name, value, "a number")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise invalid(name, value, "true or false")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise invalid(name, value, "a string")
+    return value
+
+
+def words(name: str, value: Any) -> list[str]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(word, str) for word in listed):
+        raise invalid(name, value, "a string or a list of strings")
+    return [word for word in listed if word]
+
+
+def ids(name: str, value: Any) -> list[int]:
+    if not is_ids(value):
+        raise invalid(name, value, "a list of token ids")
+    listed: list[int] = value
+    return listed
+
+
+def is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+
+
+def messages(name: str, value: Any) -> list[dict[str, Any]]:
+    """Shape only; what roles and contents may be is the chat template's to say."""
+    if not isinstance(value, list) or not value:
+        raise invalid(name, value, "a list of at least one message")
+    for index, message in enumerate(value):
+        field = f"{name}[{index}]"
+        if not isinstance(message, dict):
+            raise invalid(field, message, "an object with role and content")
+        if not isinstance(message.get("role"), str):
+            raise invalid(f"{field}.role", message.get("role"), "a string")
+        message.setdefault("content", None)
+    return value
+
+
+def prompts(name: str, value: Any) -> list[str] | list[list[int]]:
+    """One prompt or several, as text or as token ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_ids(value):
+            return [value]
+        if all(isinstance(one, str) for one in value) or all(is_ids(one) and one for one in value):
+            return value
+    raise invalid(name, value, "a string, a list of strings, a list of token ids, or a list of such lists")
+
+
+def stream_options(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(name, value, 'an object such as {"include_usage": true}')
+    if value.get("include_usage") is not None:
+        flag(f"{name}.include_usage", value["include_usage"])
+    return value
+
+
+_INTEGER, _NUMBER, _FLAG, _TEXT = ({"type": kind} for kind in ("integer", "number", "boolean", "string"))
+_WORDS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+_IDS = {"type": "array", "items": _INTEGER}
+_ONE_OF_PROMPTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}]}
+_MESSAGES = {"type": "array", "items": {"type": "object"}}
+
+
+def _sampling(name: str, schema: Mapping[str, Any], default: str, doc: str, read: Reader = real, **more: Any) -> Field:
+    return Field(name, schema, default, doc, read, option=more.pop("option", name), **more)
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("model", _TEXT, "the server's model", "a name of `/v1/models`; any other is a 404", text),
+    Field("messages", _MESSAGES, "", "the conversation; the model's chat template renders it", messages, (CHAT,)),
+    Field("prompt", _ONE_OF_PROMPTS, "", "text or token ids, one or several", prompts, (COMPLETIONS,)),
+    _sampling(
+        "max_tokens",
+        _INTEGER,
+        "chat: `default_max_tokens` of the settings; completions: 16",
+        "tokens to generate at most",
+        whole(),
+    ),
+    Field("max_completion_tokens", _INTEGER, "", "newer name of `max_tokens`", whole(), (CHAT,)),
+    _sampling("min_tokens", _INTEGER, "0", "no end token before this many tokens", whole()),
+    _sampling("temperature", _NUMBER, "1", "0 is greedy"),
+    _sampling("top_p", _NUMBER, "1", "sample within this share of the probability"),
+    _sampling("top_k", _INTEGER, "off", "sample among the k most likely tokens; 0 and -1 are off", whole()),
+    _sampling("min_p", _NUMBER, "0", "drop tokens less likely than this share of the likeliest"),
+    _sampling("seed", _INTEGER, "a random one", "fixes the random stream; choice i of n draws with seed + i",
+              whole(0, 2**63 - 1)),
+    _sampling("stop", _WORDS, "none", "texts that end the answer; not returned", words, option="stop_words"),
+    _sampling("stop_token_ids", _IDS, "none", "token ids that end the answer", ids, in_sampling=True),
+    _sampling("ignore_eos", _FLAG, "false", "the model's end tokens end nothing", flag, in_sampling=True),
+    _sampling("presence_penalty", _NUMBER, "0", "subtracted once from generated tokens' logits"),
+    _sampling("frequency_penalty", _NUMBER, "0", "subtracted for each earlier occurrence"),
+    _sampling("repetition_penalty", _NUMBER, "1", "divides the logits of tokens seen before"),
+    _sampling("bad_words", _WORDS, "none", "texts that must not appear", words),
+    Field("n", _INTEGER, "1", f"choices for each prompt; {MAX_CHOICES} at most over all prompts",
+          whole(1, MAX_CHOICES)),
+    Field("logprobs", _FLAG, "false", "log-probability of each token", flag, (CHAT,)),
+    Field("top_logprobs", _INTEGER, "0", f"alternatives with it, up to {MAX_TOP_LOGPROBS}; needs `logprobs`",
+          whole(0, MAX_TOP_LOGPROBS), (CHAT,)),
+    Field("logprobs", _INTEGER, "none", f"log-probabilities, with this many alternatives, up to {MAX_TOP_LOGPROBS}",
+          whole(0, MAX_TOP_LOGPROBS), (COMPLETIONS,)),
+    Field("echo", _FLAG, "false", "the prompt before the answer; text prompts, without `logprobs`", flag,
+          (COMPLETIONS,)),
+    Field("stream", _FLAG, "false", "server-sent events, ended by `[DONE]`", flag),
+    Field("stream_options", {"type": "object"}, "none", "`include_usage`: a last chunk with the usage",
+          stream_options),
+    Field("user", _TEXT, "none", "the tenant, unless the API key names one: fair share and cached prefixes go by it",
+          text),
+)  # fmt: skip
+
+_ABSENT = "is not offered"
+NEUTRAL: tuple[Neutral, ...] = (
+    Neutral("tools", ([],), _ABSENT),
+    Neutral("tool_choice", ("none", "auto"), "there are no tools"),
+    Neutral("functions", ([],), _ABSENT),
+    Neutral("function_call", ("none", "auto"), "there are no functions"),
+    Neutral("response_format", ({"type": "text"},), "structured output is not offered"),
+    Neutral("logit_bias", ({},), _ABSENT),
+    Neutral("allowed_token_ids", ([],), _ABSENT),
+    Neutral("modalities", (["text"],), "text only"),
+    Neutral("audio", (), _ABSENT),
+    Neutral("web_search_options", (), _ABSENT),
+    Neutral("reasoning_effort", (), _ABSENT),
+    Neutral("verbosity", (), _ABSENT),
+    Neutral("suffix", ("",), _ABSENT),
+    Neutral("best_of", (1,), "use n"),
+    Neutral("use_beam_search", (False,), _ABSENT),
+    Neutral("length_penalty", (1, 1.0), "belongs to beam search"),
+    Neutral("prompt_logprobs", (), _ABSENT),
+    Neutral("guided_json", (), _ABSENT),
+    Neutral("guided_regex", (), _ABSENT),
+    Neutral("guided_choice", (), _ABSENT),
+    Neutral("guided_grammar", (), _ABSENT),
+    Neutral("structured_outputs", (), _ABSENT),
+    Neutral("chat_template", (), "the model's own is used"),
+    Neutral("chat_template_kwargs", ({},), _ABSENT),
+    Neutral("add_generation_prompt", (True,), "an answer is always asked for"),
+    Neutral("continue_final_message", (False,), _ABSENT),
+    Neutral("include_stop_str_in_output", (False,), "stop texts are not returned"),
+    Neutral("skip_special_tokens", (True,), "special tokens are not returned"),
+    Neutral("truncate_prompt_tokens", (), _ABSENT),
+)
+# Nothing that they say could change an answer here.
+WITHOUT_EFFECT = frozenset(
+    (
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+    )
+)
+_NEUTRAL = {one.name: one for one in NEUTRAL}
+_FIELDS = {door: {field.name: field for field in FIELDS if door in field.doors} for door in BOTH}
+
+
+def read_fields(door: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(value of each honoured field that says something, names that nobody knows). Null says nothing.
+
+    Raises ApiError for a wrong type, and for a field that would change the answer and cannot be honoured.
+    """
+    known, values, unknown = _FIELDS[door], {}, []
+    for name, value in document.items():
+        if value is None:
+            continue
+        if (field := known.get(name)) is not None:
+            values[name] = field.read(name, value)
+        elif (neutral := _NEUTRAL.get(name)) is not None:
+            if not any(value == one and type(value) is type(one) for one in neutral.values):
+                shown = " or ".join(map(_json_like, neutral.values))
+                raise not_honoured(name, value, f"{shown or 'nothing'} ({neutral.doc})")
+        elif name not in WITHOUT_EFFECT:
+            unknown.append(name)
+    return values, tuple(unknown)
+
+
+def sampling_options(door: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The client's options that fields carry as they are."""
+    options: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    for name, value in values.items():
+        field = _FIELDS[door][name]
+        if field.option:
+            (sampling if field.in_sampling else options)[field.option] = value
+    if sampling:
+        options["sampling_parameters"] = sampling
+    return options
+
+
+def _json_like(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else repr(value)

@@ -1,0 +1,133 @@
+"""The processes of the OpenAI API beside one running server: started when it is ready, drained and ended with it.
+
+Owns the processes and the memory that they count in. Runs in the supervisor's thread; knows nothing about HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..host import Refusal
+from .logfile import open_log
+from .options import ServeOptions
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 3.0
+CORES_A_WORKER, MAX_WORKERS = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class FrontOptions:
+    """`models`: names under which the model is served. `workers`: 0 is by cores."""
+
+    models: tuple[str, ...]
+    keys: Path | None = None
+    origins: tuple[str, ...] = ()
+    workers: int = 0
+
+
+@dataclass(slots=True)
+class FrontWorkers:
+    """`start` raises Refusal; all else never fails. A worker that dies is replaced, with a word to `say`."""
+
+    options: FrontOptions
+    say: Callable[[str], None]
+    _words: list[str] = field(default_factory=list)
+    _log_path: Path = Path(os.devnull)
+    _cpus: frozenset[int] = frozenset()
+    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _counters: int = -1  # memory that all workers count in
+    _draining: bool = False
+
+    def start(self, serve: ServeOptions, log_path: Path, cpus: frozenset[int]) -> None:
+        """Returns when all listen. `cpus`: those that the server's own threads may use."""
+        self._counters = os.memfd_create("tritandem-front")
+        self._words = [sys.executable, "-m", "tritandem.front", "--grpc-url", serve.url(serve.grpc_port)]
+        self._words += ["--host", serve.host, "--port", str(serve.openai_port), "--counters-fd", str(self._counters)]
+        self._words += [word for name in self.options.models for word in ("--model", name)]
+        self._words += [word for origin in self.options.origins for word in ("--cors", origin)]
+        if self.options.keys:
+            self._words += ["--keys", str(self.options.keys)]
+        self._log_path, self._cpus, self._draining = log_path, cpus, False
+        pipes = {worker: self._spawn(worker) for worker in range(self.options.workers or workers_for(len(cpus)))}
+        end_s = time.monotonic() + START_TIMEOUT_S
+        for worker, pipe in pipes.items():
+            if not _heard(pipe, end_s):
+                self.kill()
+                said = f"worker {worker} of the OpenAI API did not start; its words are in {log_path}"
+                raise Refusal(said, "serve without it by --openai-port 0")
+
+    def pids(self) -> list[int]:
+        """Of the workers that were started and not yet ended by us."""
+        return [process.pid for process in self._running.values()]
+
+    def look_after(self) -> None:
+        """Replace the workers that have died. Returns at once."""
+        for worker, process in list(self._running.items()):
+            if process.poll() is not None and not self._draining:
+                self.say(f"worker {worker} of the OpenAI API has ended ({process.returncode}); starting another")
+                os.close(self._spawn(worker))
+
+    def drain(self) -> None:
+        """New requests are refused, running ones finish; returns at once."""
+        self._draining = True
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """After a drain, and when the server has ended: what still runs has nobody to ask any more."""
+        end_s = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end_s - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """Idempotent."""
+        self._draining = True
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+        self._running.clear()
+        if self._counters >= 0:
+            os.close(self._counters)
+            self._counters = -1
+
+    def _spawn(self, worker: int) -> int:
+        """The end of a pipe that gets a line when the worker listens."""
+        read, write = os.pipe()
+        with open_log(self._log_path) as log:
+            process = subprocess.Popen(
+                [*self._words, "--worker", str(worker), "--ready-fd", str(write), "--parent", str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[write, self._counters],
+                start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone, and that one drains
+            )
+        os.close(write)
+        with suppress(OSError):
+            os.sched_setaffinity(process.pid, self._cpus)
+        self._running[worker] = process
+        return read
+
+
+def workers_for(cores: int) -> int:
+    return max(1, min(MAX_WORKERS, cores // CORES_A_WORKER))
+
+
+def _heard(pipe: int, end_s: float) -> bool:
+    """Whether a line comes in time; closes the pipe."""
+    ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
+    heard = bool(ready and os.read(pipe, 1))
+    os.close(pipe)
+    return heard

@@ -1,0 +1,151 @@
+"""The OpenAI API beside the real server, by the package `openai`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from tritandem.server import TritonServer
+from tritandem.server.front_workers import FrontOptions, FrontWorkers
+
+from tests.real_triton.raw_client import RawClient
+from tests.real_triton.started import free_ports
+
+openai = pytest.importorskip("openai", reason="openai is not installed")
+pytestmark = [
+    pytest.mark.triton,
+    # Of the package's own classes, at their import.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY: Any = {"model": "tiny", "temperature": 0}
+LONG: Any = {**GREEDY, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+FREED_WITHIN_S = 0.5  # of 50 ms on an idle machine; two busy cores take their time
+
+
+@pytest.fixture(scope="module")
+def base_url(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    [port] = free_ports(1)
+    options = dataclasses.replace(server.options, openai_port=port)
+    front = FrontWorkers(FrontOptions(("tiny",), workers=1), print)
+    log: Path = tmp_path_factory.mktemp("front") / "log"
+    front.start(options, log, server.cpus)
+    yield f"http://{options.url(port)}/v1"
+    front.kill()
+    assert '"status": 500' not in log.read_text()
+
+
+@pytest.fixture
+def api(base_url: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=base_url, api_key="none", timeout=60, max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_knows_the_answer(api: Any) -> None:
+    answer = api.chat.completions.create(messages=QUESTION, max_completion_tokens=16, **GREEDY)
+    [choice] = answer.choices
+    assert "Paris" in choice.message.content
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    again = api.chat.completions.create(messages=QUESTION, max_tokens=3, **GREEDY)
+    assert (again.choices[0].finish_reason, again.usage.completion_tokens) == ("length", 3)
+    assert again.usage.prompt_tokens_details.cached_tokens >= 16
+
+
+def test_a_stream_is_the_same_answer_in_pieces(api: Any) -> None:
+    asked = {"messages": QUESTION, "max_tokens": 16, **GREEDY}
+    chunks = list(api.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked))
+    whole = api.chat.completions.create(**asked)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert said == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["stop"]
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_models_are_listed(api: Any) -> None:
+    assert [model.id for model in api.models.list()] == ["tiny"]
+    assert api.models.retrieve("tiny").id == "tiny"
+
+
+def test_several_choices_differ_and_a_seed_repeats_them(api: Any) -> None:
+    asked = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8, "n": 3, "seed": 7}
+    first, second = ([c.text for c in api.completions.create(**asked).choices] for _ in range(2))
+    assert first == second
+    assert len(set(first)) > 1
+    streamed = ["", "", ""]
+    for chunk in api.completions.create(stream=True, **asked):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == first
+
+
+def test_prompts_are_texts_or_ids_and_texts_are_echoed(api: Any) -> None:
+    answer = api.completions.create(prompt=["1, 2, 3,", "a, b, c,"], max_tokens=4, echo=True, **GREEDY)
+    assert [choice.text[:8] for choice in answer.choices] == ["1, 2, 3,", "a, b, c,"]
+    ids = api.completions.create(prompt=[[1, 2, 3], [4, 5]], max_tokens=2, **GREEDY)
+    assert [choice.index for choice in ids.choices] == [0, 1]
+    assert ids.usage.prompt_tokens == 5
+
+
+def test_log_probabilities_come_in_both_shapes(api: Any) -> None:
+    chat = api.chat.completions.create(messages=QUESTION, max_tokens=4, logprobs=True, top_logprobs=3, **GREEDY)
+    content = chat.choices[0].logprobs.content
+    assert len(content) == chat.usage.completion_tokens
+    for token in content:
+        assert token.token == token.top_logprobs[0].token, "greedy takes the likeliest"
+        assert len(token.top_logprobs) == 3
+        assert bytes(token.bytes).decode() == token.token
+    plain = api.completions.create(prompt="1, 2, 3,", max_tokens=4, logprobs=2, **GREEDY)
+    said = plain.choices[0].logprobs
+    assert "".join(said.tokens) == plain.choices[0].text
+    assert [max(top, key=top.get) for top in said.top_logprobs] == said.tokens
+    assert {len(top) for top in said.top_logprobs} == {2}
+    assert said.text_offset[0] == 0
+
+
+def test_an_answer_ends_where_it_is_told_to(api: Any) -> None:
+    answer = api.completions.create(prompt="1, 2, 3, 4,", max_tokens=32, stop=[" 7"], **GREEDY)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (" 5, 6,", "stop")
+
+
+def test_errors_are_the_packages_own(api: Any) -> None:
+    for fields, param in (
+        ({"top_p": 7}, "top_p"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.chat.completions.create(**{"messages": QUESTION, **GREEDY, **fields})
+        assert caught.value.param.startswith(param)
+    with pytest.raises(openai.NotFoundError):
+        api.chat.completions.create(messages=QUESTION, model="gpt-5")
+    with pytest.raises(openai.APIStatusError) as late:
+        api.completions.create(prompt="x", extra_headers={"x-deadline-ms": "200"}, **LONG)
+    assert (late.value.status_code, late.value.code) == (504, "expired")
+
+
+def test_a_client_that_leaves_frees_its_row(api: Any, client: RawClient) -> None:
+    def at_work() -> int:
+        load = client.engine_load()
+        return load.running + load.waiting
+
+    end_s = time.monotonic() + 30
+    while at_work():
+        assert time.monotonic() < end_s, "others are at work"
+        Event().wait(0.05)
+    stream = api.completions.create(prompt="Once upon a time", stream=True, **LONG)
+    next(iter(stream))
+    assert at_work() == 1
+    stream.close()
+    left_s = time.monotonic()
+    while at_work():
+        assert time.monotonic() - left_s < FREED_WITHIN_S
+        Event().wait(0.005)
+    print(f"freed after {(time.monotonic() - left_s) * 1e3:.0f} ms")
