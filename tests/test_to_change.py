@@ -199,7 +199,7 @@ def test_a_sampling_parameter_follows_from_the_table_and_one_feature(facts: dict
 @pytest.mark.parametrize("model", ["ensemble", "scheduler"])
 def test_the_comparison_with_config_pbtxt_names_the_new_tensors(facts: dict[str, Any], model: str) -> None:
     assert facts["public"]["inputs"].keys() - declared(config(model).input).keys() == {"top_n_sigma", "spoon"}
-    assert schema.INPUT_OF_NAME.keys() <= declared(config(model).input).keys()
+    assert {tensor.name for tensor in schema.INPUTS} <= declared(config(model).input).keys()
 
 
 def test_the_client_sends_every_sampling_parameter() -> None:
@@ -211,7 +211,6 @@ def test_the_client_sends_every_sampling_parameter() -> None:
 def test_a_sampling_fields_name_stands_in_the_table_and_in_its_feature() -> None:
     elsewhere = {
         "model_facts/summary.py",  # keys of a generation_config.json, which transformers names
-        "triton_io/request/sampling_fields.py",  # top_k alone: how clients write "off"
     }
     names = {name for name, fact in FIELDS.items() if fact.feature} - {"temperature"}  # without that nothing is drawn
     where: dict[str, set[str]] = {name: set() for name in names}

@@ -131,6 +131,11 @@ class SchedulerConfig:
         "normal", "class of a request that names none", choices=("interactive", "normal", "batch")
     )
     ageing_s: float = _setting(10.0, "waiting this long lifts a request by one priority class", 0.001)
+    exclude_input_in_output: str = _setting(
+        "streams",
+        "answers without the prompt, unless a request says it: those that are streamed, all or none",
+        choices=("streams", "all", "none"),
+    )
     default_deadline_s: float = _setting(0.0, "deadline of a request that names none, from its arrival; 0: none")
     # Triton does not always say that a client has gone. Half an hour is 36,000 tokens at `target_inter_token_s`.
     max_request_s: float = _setting(1800.0, "no request takes longer, waiting included; 0: without end")

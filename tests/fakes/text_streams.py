@@ -35,7 +35,7 @@ class FakeTextStreams:
         self.pushes = 0
         self.fail_to_open = False
 
-    def open(self, prompt_ids: np.ndarray, stop_words: tuple[str, ...]) -> FakeText:
+    def open(self, prompt_ids: np.ndarray, stop_words: tuple[str, ...], min_tokens: int) -> FakeText:
         if self.fail_to_open:
             raise ValueError("cannot open")
         return FakeText(tuple(stop_words))

@@ -36,9 +36,11 @@ def streamed(streams: TextStreams, ids: list[int], prompt: Int32Array = NO_PROMP
     return "".join(streams.push([state], *one(token))[0].text for token in ids) + streams.flush(state)
 
 
-def answered(streams: TextStreams, ids: list[int], words: tuple[str, ...], counts: list[int]) -> tuple[str, bool, int]:
+def answered(
+    streams: TextStreams, ids: list[int], words: tuple[str, ...], counts: list[int], min_tokens: int = 0
+) -> tuple[str, bool, int]:
     """(emitted text, stopped, tokens used) when the ids arrive in pushes of `counts`."""
-    state = streams.open(NO_PROMPT, words)
+    state = streams.open(NO_PROMPT, words, min_tokens)
     text, used, begin = "", 0, 0
     for count in counts:
         tokens = np.array(ids[begin : begin + count], np.int32)
@@ -146,6 +148,18 @@ def test_tokens_used_ends_with_the_token_that_completed_the_stop_word(tokenizer:
     upto = streamed(streams, ids[:used])
     assert "two th" in upto
     assert "two th" not in streamed(streams, ids[: used - 1])
+
+
+@pytest.mark.parametrize("min_tokens", range(12))
+def test_a_stop_word_ends_nothing_within_the_first_min_tokens(tokenizer: TextTokenizer, min_tokens: int) -> None:
+    streams = tokenizer.streams()
+    ids = tokenizer.encode("a\nb\nc\nd\n", add_special_tokens=False).ids.tolist()
+    before = streamed(streams, ids[:min_tokens])
+    later = streamed(streams, ids[min_tokens:]).partition("\n")
+    whole = answered(streams, ids, ("\n",), [len(ids)], min_tokens)
+    assert whole[:2] == (before + later[0], bool(later[1]))
+    assert answered(streams, ids, ("\n",), [1] * len(ids), min_tokens) == whole
+    assert answered(streams, ids, ("\n",), [3, len(ids) - 3], min_tokens) == whole
 
 
 def test_nothing_follows_a_stop(tokenizer: TextTokenizer) -> None:

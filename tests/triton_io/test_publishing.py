@@ -117,7 +117,7 @@ def test_only_an_engine_on_a_gpu_tells_what_a_launch_costs() -> None:
 
 def test_the_tokenizers_plug_notes_what_was_encoded_and_not_what_was_refused() -> None:
     class Tokenizer:
-        def submit(self, text: str, *, max_tokens: int | None) -> Any:
+        def submit(self, text: str, *, add_special_tokens: bool, max_tokens: int | None) -> Any:
             from concurrent.futures import Future
 
             future: Future[Any] = Future()

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.requests import GenerationRequest, PriorityClass
+from tritandem.triton_io.request import schema
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode, read_request_id
 from tritandem.triton_io.request.prompt_source import read_parameters
-from tritandem.triton_io.request.tensor_values import Inputs
+from tritandem.triton_io.request.tensor_values import _NUMPY_OF_DTYPE, Inputs
 
 from tests.triton_io.handed_over import one, text
 
@@ -28,6 +29,8 @@ LIMITS = ModelLimits(
     default_priority=PriorityClass.NORMAL,
     default_deadline_s=0.0,
     encode_word=lambda word: [ord(c) % 1000 for c in word],
+    spell=lambda ids: "".join(map(chr, ids)),
+    control_ids={"<|im_end|>": 7, "<s>": 1},
 )
 
 
@@ -78,7 +81,9 @@ def test_greedy_requests_draw_no_seed() -> None:
     assert sampled(temperature=0, top_p=0.5).sampling.seed == 0
 
 
-@pytest.mark.parametrize("neutral", [{"top_k": 1}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"min_p": 0}])
+@pytest.mark.parametrize(
+    "neutral", [{"top_k": 1}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"top_p": 0}, {"min_p": 0}]
+)
 def test_neutral_values_stay_greedy(neutral: dict[str, Any]) -> None:
     assert sampled(**neutral).sampling.greedy
 
@@ -116,7 +121,8 @@ def test_older_names_mean_the_same_field() -> None:
 
 def test_end_id_replaces_the_models_end_tokens_and_minus_one_removes_them() -> None:
     assert request(PROMPT | {"end_id": one(7, np.int32)}).stop_ids == (7,)
-    assert request(PROMPT | {"end_id": one(-1, np.int32)}).stop_ids == ()
+    for none in (-1, 1000, 1048576):
+        assert request(PROMPT | {"end_id": one(none, np.int32)}).stop_ids == (), "beyond the vocabulary: no token"
     assert sampled(ignore_eos=True).stop_ids == ()
     assert sampled(ignore_eos=True, stop_token_ids=[2]).stop_ids == (2,), "asked for by name"
     assert sampled(stop_token_ids=[5, 2, 5]).stop_ids == (2, 5)
@@ -128,6 +134,70 @@ def test_words_come_as_tensors_or_json_and_empty_ones_are_dropped() -> None:
     assert made.bad_words == ((ord("x"), ord("y")),)
     assert sampled(stop="a").stop_words == ("a",)
     assert request(PROMPT | {"stop_words": text("")}).stop_words == ()
+
+
+def test_a_stop_word_that_no_text_shows_is_a_stop_id_even_without_the_models_end_tokens() -> None:
+    made = request(PROMPT | {"stop_words": text("<|im_end|>", "STOP"), "end_id": one(-1, np.int32)})
+    assert (made.stop_words, made.stop_ids) == (("STOP",), (7,))
+    assert sampled(stop=["<|im_end|>"]).stop_ids == (2, 7)
+
+
+def test_the_budget_has_the_names_that_clients_know() -> None:
+    for name in ("max_tokens", "max_completion_tokens", "max_new_tokens"):
+        assert request(PROMPT, {name: 7}).sampling.max_tokens == sampled(**{name: 7}).sampling.max_tokens == 7
+
+
+def test_lists_come_as_texts_where_parameters_hold_no_lists() -> None:
+    made = request(PROMPT, {"stop": '["a", "b"]', "stop_token_ids": "[3, 4]", "bad_words": "xy"})
+    assert (made.stop_words, made.stop_ids, made.bad_words) == (("a", "b"), (2, 3, 4), ((ord("x"), ord("y")),))
+    assert request(PROMPT, {"stop": "[1"}).stop_words == ("[1",), "a text is a text"
+    with pytest.raises(InvalidRequest, match="stop: given"):
+        request(PROMPT, {"stop": "[1]"})
+
+
+def test_the_setting_says_whether_answers_begin_with_the_prompt_where_requests_do_not() -> None:
+    for setting, once, streamed in (("streams", True, False), ("all", False, False), ("none", True, True)):
+        for stream, echoed in ((False, once), (True, streamed)):
+            arrays = PROMPT | {"stream": one(stream, np.bool_)}
+            draft = decode("id", Inputs(arrays), {}, 0, exclude_input=setting)
+            assert draft.returns.output.exclude_input is not echoed
+            told = decode(
+                "id", Inputs(arrays | {"exclude_input_in_output": one(True, np.bool_)}), {}, 0, exclude_input=setting
+            )
+            assert told.returns.output.exclude_input
+    assert decode(
+        "id", Inputs({"input_ids": np.array([[1]], np.int32)}), {}, 0, exclude_input="none"
+    ).returns.output.exclude_input
+
+
+def test_add_special_tokens_goes_with_a_text_alone() -> None:
+    flag = {"add_special_tokens": one(False, np.bool_)}
+    assert not decode("id", Inputs(PROMPT | flag), {}, 0).prompt.add_special_tokens
+    assert decode("id", Inputs(PROMPT), {}, 0).prompt.add_special_tokens
+    assert decode("id", Inputs(flag), {"messages": "[]"}, 0).prompt.chat == "[]", "nothing is added to a chat"
+    with pytest.raises(InvalidRequest, match="add_special_tokens: given True"):
+        request({"input_ids": np.array([[1]], np.int32), "add_special_tokens": one(True, np.bool_)})
+
+
+@pytest.mark.parametrize(
+    "tensor", [*schema.REFUSED_INPUTS, *schema.FACADE_REFUSED_INPUTS], ids=lambda tensor: tensor.name
+)
+def test_what_other_servers_serve_and_this_one_does_not_is_refused_by_name(tensor: schema.PublicTensor) -> None:
+    shape = (1, *(2 if dim == -1 else dim for dim in tensor.dims))
+    full = np.full(shape, b"x" if tensor.dtype == "BYTES" else 1, _NUMPY_OF_DTYPE.get(tensor.dtype, np.object_))
+    with pytest.raises(InvalidRequest, match=f"^{tensor.name}: given .*allowed: nothing: {tensor.doc}"):
+        request(PROMPT | {tensor.name: full})
+    if tensor.dtype == "BYTES":
+        request(PROMPT | {tensor.name: np.full(shape, b"", np.object_)})
+
+
+def test_what_benchmark_suites_send_is_served() -> None:
+    made = request(
+        PROMPT | {"temperature": one(1e-6, np.float32), "top_p": one(1, np.float32), "max_tokens": one(9, np.int32)}
+        | {"min_length": one(9, np.int32), "end_id": one(1048576, np.int32), "stream": one(True, np.bool_)},
+        {"accumulate_tokens": True, "ignore_eos": True},
+    )  # fmt: skip
+    assert (made.sampling.max_tokens, made.sampling.min_tokens, made.stop_ids) == (9, 9, ())
 
 
 def test_one_response_repeats_the_prompt_unless_told_otherwise_and_a_stream_does_not() -> None:
@@ -182,7 +252,7 @@ BAD_JSON = [
     ({"max_tokens": 10**30}, "max_tokens"),
     ({"max_tokens": 96}, "max_tokens"),
     ({"min_tokens": 65}, "min_tokens"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"min_p": -0.1}, "min_p"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"presence_penalty": 3}, "presence_penalty"),
@@ -194,7 +264,7 @@ BAD_JSON = [
     ({"bad_words": "toolongaword"}, "bad_words"),
     ({"stop_token_ids": list(range(17))}, "stop_token_ids"),
     ({"stop_token_ids": [1000]}, "stop_token_ids"),
-    ({"end_id": 1000}, "end_id"),
+    ({"end_id": 2**31}, "end_id"),
     ({"n": 2}, "n:"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"guided_json": "{}"}, "guided_json"),

@@ -11,7 +11,10 @@ from google.protobuf import text_format
 from tritandem.contracts.answers import Stamps
 from tritandem.contracts.fields import SamplingParams
 from tritandem.triton_io.request import schema
+from tritandem.triton_io.request.dialects import PROMPTS
 from tritonclient.grpc import model_config_pb2
+
+from tools import repository
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 
@@ -37,8 +40,9 @@ def test_the_ensemble_declares_the_table() -> None:
 
 def test_the_scheduler_declares_the_table_and_what_the_tokenizer_adds() -> None:
     parsed = config("scheduler")
-    assert declared(parsed.input) == table((*schema.INPUTS, schema.TOKENIZED_NS, schema.REFUSAL))
-    assert declared(parsed.output) == table(schema.OUTPUTS)
+    inputs = (*schema.INPUTS, *schema.FACADE_INPUTS, schema.TOKENIZED_NS, schema.REFUSAL)
+    assert declared(parsed.input) == table(inputs)
+    assert declared(parsed.output) == table((*schema.OUTPUTS, *schema.FACADE_OUTPUTS))
     for tensor in parsed.input:
         assert tensor.optional
         assert tensor.allow_ragged_batch == (-1 in tensor.dims), tensor.name
@@ -72,6 +76,20 @@ def test_what_answers_more_than_once_is_decoupled() -> None:
         model for model in ("tokenizer", "scheduler", "engine") if config(model).model_transaction_policy.decoupled
     }
     assert decoupled == {"scheduler", "engine"}
+
+
+def test_the_repository_is_what_the_table_makes_of_it() -> None:
+    changed = [path for path, text in repository.texts().items() if path.read_text() != text]
+    assert changed == [], "run `python -m tools.repository`"
+
+
+def test_every_facade_is_declared_as_triton_reads_it_and_brings_one_dialect_a_prompt() -> None:
+    for name, facade in repository.FACADES.items():
+        parsed = config(name)
+        assert parsed.name == name
+        assert [tensor.name for tensor in parsed.input] == list(facade.inputs)
+        assert set(facade.inputs.values()) & set(PROMPTS), name
+        assert set(facade.inputs.values()) <= set(schema.INPUT_OF_NAME)
 
 
 def test_names_are_unique_and_flags_lead_to_outputs() -> None:

@@ -30,7 +30,7 @@ class SlowForLongTexts:
         self.unfinished: list[tuple[str, Future[Any]]] = []
         self.closed = False
 
-    def submit(self, text: str, *, max_tokens: int | None) -> Future[Any]:
+    def submit(self, text: str, *, add_special_tokens: bool, max_tokens: int | None) -> Future[Any]:
         assert max_tokens == self.max_tokens
         self.order.append(text)
         future: Future[Any] = Future()
@@ -45,7 +45,9 @@ class SlowForLongTexts:
         return future
 
     def submit_chat(self, messages: Any, *, max_tokens: int | None) -> Future[Any]:
-        return self.submit("|".join(message["content"] for message in messages), max_tokens=max_tokens)
+        return self.submit(
+            "|".join(message["content"] for message in messages), add_special_tokens=True, max_tokens=max_tokens
+        )
 
     def finish_long_texts(self) -> None:
         for text_, future in self.unfinished:

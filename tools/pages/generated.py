@@ -15,7 +15,7 @@ from pathlib import Path
 from tritandem.cli import serve
 from tritandem.config import Config, Setting, settings_of
 from tritandem.front.fields import BOTH, FIELDS, NEUTRAL, WITHOUT_EFFECT
-from tritandem.triton_io.request import schema
+from tritandem.triton_io.request import dialects, schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n)\n(.*?)\n(\n<!-- end -->)", re.DOTALL)
@@ -39,6 +39,40 @@ def tensors(rows: Iterable[schema.PublicTensor]) -> str:
 def request_parameters() -> str:
     rows = [(f"`{name}`", meaning) for name, meaning in schema.PARAMETERS.items()]
     return table(("request parameter", "meaning"), rows)
+
+
+def facades() -> str:
+    """What each model's requests mean by what they leave out."""
+
+    def cells(dialect: dialects.Dialect) -> tuple[str, ...]:
+        greedy = "0" if dialect.temperature is None else f"{dialect.temperature:g}"
+        draws = (
+            "greedy without `top_k` > 1, `top_p` < 1 or `min_p`" if not dialect.lone_temperature_draws else "samples"
+        )
+        seed = "greedy" if not dialect.lone_temperature_draws else "samples"
+        most = "the setting, 256" if dialect.max_tokens is None else str(dialect.max_tokens)
+        echoed = {
+            None: "the setting: of one response, not of a stream",
+            "streams": "of one response, not of a stream",
+            "all": "no",
+        }
+        reason = 'every response, "None" before the last' if dialect.finish_reason_always else "the last response"
+        asked = "" if dialect.finish_reason else ", when asked"
+        return (
+            f"`{dialect.name}`",
+            most,
+            greedy,
+            draws,
+            seed,
+            "off",
+            "none",
+            echoed[dialect.exclude_input],
+            reason + asked,
+        )
+
+    heads = ("model", "no `max_tokens`", "no `temperature`", "`temperature` alone", "`seed` alone", "prompt repeated")
+    every = (dialects.OWN, *(dialect for dialect, _ in dialects.PROMPTS.values()))
+    return table((*heads, "`finish_reason`"), map(cells, every))
 
 
 def settings() -> str:
@@ -102,6 +136,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "input-tensors": lambda: tensors(schema.INPUTS),
     "output-tensors": lambda: tensors(schema.OUTPUTS),
     "request-parameters": request_parameters,
+    "facades": facades,
     "settings": settings,
     "serve-flags": serve_flags,
     "openai-fields": openai_fields,

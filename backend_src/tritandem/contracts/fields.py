@@ -40,6 +40,8 @@ class FieldFacts:
     row: str = ""  # struct's code of its word in a device row: i int32, f float32, q int64; "": the device needs it not
     feature: str = ""  # of `engine/sampling`, which a value other than the default asks for
     draws: Callable[[float], bool] | None = None  # it concerns draws alone; whether a value by itself asks for one
+    llm_api: bool = False  # TensorRT-LLM's LLM API model has it, as `sampling_param_NAME`
+    off: tuple[float, ...] = ()  # what clients write besides the default, and mean it
 
 
 def _field(default: Any, low: float, high: float, allowed: str, **more: Any) -> Any:
@@ -58,7 +60,7 @@ class SamplingParams:
     max_tokens: int = _field(
         256, 1, _INT32_MAX, "a whole number of at least 1",
         tensor="INT32", shown="256 or what the context leaves", range="1..what the context leaves",
-        doc="tokens to generate",
+        doc="tokens to generate", llm_api=True,
     )  # fmt: skip
     min_tokens: int = _field(
         0, 0, _INT32_MAX, "a whole number of at least 0, at most max_tokens",
@@ -68,17 +70,17 @@ class SamplingParams:
     temperature: float = _field(
         0.0, 0.0, 100.0, "a number in [0, 100]; 0 is greedy",
         tensor="FP32", shown="0, or 1 with top_k > 1, top_p < 1, min_p or seed", range="0..100", doc="0 is greedy",
-        row="f", feature="sampled",
+        row="f", feature="sampled", llm_api=True,
     )  # fmt: skip
     top_k: int = _field(
         0, 0, _INT32_MAX, "a whole number of at least 0; 0 is off",
         tensor="INT32", shown="0", range="at least 0; 0 and -1 are off", doc="sample among the k most likely tokens",
-        row="i", feature="filtered", draws=lambda k: k > 1,
+        row="i", feature="filtered", draws=lambda k: k > 1, off=(-1,), llm_api=True,
     )  # fmt: skip
     top_p: float = _field(
-        1.0, 0.0, 1.0, "a number in (0, 1]",
-        tensor="FP32", shown="1", range="(0, 1]", doc="sample within this share of the probability", row="f",
-        feature="filtered", draws=lambda p: p < 1,
+        1.0, 0.0, 1.0, "a number in [0, 1]; 0 and 1 are off",
+        tensor="FP32", shown="1", range="0..1; 0 and 1 are off", doc="sample within this share of the probability",
+        row="f", feature="filtered", draws=lambda p: p < 1, off=(0,), llm_api=True,
     )  # fmt: skip
     min_p: float = _field(
         0.0, 0.0, 1.0, "a number in [0, 1]",
@@ -93,18 +95,18 @@ class SamplingParams:
     presence_penalty: float = _field(
         0.0, -2.0, 2.0, "a number in [-2, 2]",
         tensor="FP32", shown="0", range="-2..2", doc="subtracted once from generated tokens' logits", row="f",
-        feature="penalised",
+        feature="penalised", llm_api=True,
     )  # fmt: skip
     frequency_penalty: float = _field(
         0.0, -2.0, 2.0, "a number in [-2, 2]",
         tensor="FP32", shown="0", range="-2..2", doc="subtracted for each earlier occurrence", row="f",
-        feature="penalised",
+        feature="penalised", llm_api=True,
     )  # fmt: skip
     seed: int = _field(
         0, 0, 2**63 - 1, "a whole number in [0, 2^63 - 1]",
         tensor="UINT64", shown="a random one", range="0..2^63 - 1",
         doc="fixes the random stream; greedy requests draw nothing", aliases=("random_seed",), row="q",
-        draws=lambda _: True,
+        draws=lambda _: True, llm_api=True,
     )  # fmt: skip
     logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .folder import ModelFolder, read_folder
 from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
-from .token_ids import read_vocabulary, tokens_without_row
+from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
 from .weight_files import read_weights
 
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
@@ -24,6 +24,8 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     folder, vocabulary, weights = read_folder(path), read_vocabulary(path), read_weights(path) or {}
     text, eos = folder.text, folder.tokenizer_config.get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos
+    stated = folder.end_ids(vocabulary.ids.get(eos) if vocabulary and eos else None)
+    turn_ends = turn_end_ids(vocabulary) if vocabulary else ()
     kinds = Counter(weight.kind for weight in weights.values())
     return {
         "format": "folder",
@@ -37,7 +39,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "context_tokens": folder.context_tokens,
         "vocabulary_rows": folder.vocab_size,
         "tokens": vocabulary.size if vocabulary else None,
-        "end_ids": list(folder.end_ids(vocabulary.ids.get(eos) if vocabulary and eos else None)),
+        "end_ids": list(dict.fromkeys((*stated, *turn_ends))),
         "rope": _rope(folder),
         "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
         "tied_head": _tied(folder, weights),

@@ -14,6 +14,8 @@ from .folder import TOKENIZER_CONFIG, ModelFolder, read_json
 TOKENIZER = "tokenizer.json"
 ID_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKEN_FIELDS = ("bos_token", "eos_token")  # nothing is padded: a padding token may be new
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")  # how families end what a speaker says
+_MESSAGE_ENDS = {"<|end|>": "<|return|>"}  # with the second in the vocabulary, the first ends a part of an answer only
 NO_PADDING = -1  # how older configurations say that there is no such token
 
 
@@ -28,6 +30,12 @@ class Vocabulary:
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.ids.values(), default=-1) + 1
+
+
+def turn_end_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Tokens that end a turn by their text: many a configuration names only the end of a document."""
+    ids = vocabulary.ids
+    return tuple(ids[text] for text in TURN_ENDS if text in ids and _MESSAGE_ENDS.get(text) not in ids)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:

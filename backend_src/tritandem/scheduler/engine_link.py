@@ -199,8 +199,9 @@ class EngineLink:
         """One call for all. Text states are open and routes known before the engine can answer."""
         accepted, requests = [], []
         for ticket in tickets:
+            asked = ticket.request
             try:
-                state = self._text.open(ticket.request.input_ids, ticket.request.stop_words)
+                state = self._text.open(asked.input_ids, asked.stop_words, asked.sampling.min_tokens)
             except Exception as error:
                 self._tell(Refused(self.name, ticket, _unreadable(error)))
                 continue

@@ -34,12 +34,14 @@ class TextTokenizer:
         self._config = config
         self._counters = Counters()
         self._engines = Engines(source, config, self._counters)
+        self._beginning = self._engines.beginning(source)
         self._chat = ChatRenderer(source)
         # More than run at a time: a shorter text must not wait for a thread that a longer one pauses on.
         threads = 2 * encode_threads(config.threads, cores_given())
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self.vocab_size = source.vocab_size
         self.end_ids = source.end_ids
+        self.control_ids = {token.content: token.id for token in source.added_tokens if token.special}
         self.longest_token_chars = longest_token_chars(source)
 
     # -- text ------------------------------------------------------------------------------------
@@ -55,11 +57,14 @@ class TextTokenizer:
     ) -> Future[Encoded]:
         """A short text is encoded here, a long one in the pool.
 
+        A text that begins with what `add_special_tokens` would put in front of it, BOS as a rule, gets no second one.
         With `parse_special_tokens` off, `<|im_end|>` and its like in a text are plain text. The future raises
         InvalidRequest naming `field` for a lone surrogate or more than `max_tokens` tokens, and EngineFailed when
         the tokenizer itself breaks; neither concerns any other text.
         """
         job = Job(text, field, max_tokens, self._counters)
+        if add_special_tokens and parse_special_tokens and self._beginning:
+            add_special_tokens = not text.startswith(self._beginning)
         if job.accepted(self.longest_token_chars):
             self._start(job, lambda: self._engines.encode(text, add_special_tokens, parse_special_tokens))
         return job.future

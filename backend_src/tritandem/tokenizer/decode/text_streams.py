@@ -31,11 +31,12 @@ class TextStep(NamedTuple):
 class TextState:
     """One sequence's text so far that has not been emitted."""
 
-    __slots__ = ("held", "stop", "stopped", "undecoded")
+    __slots__ = ("early", "held", "stop", "stopped", "undecoded")
 
-    def __init__(self, undecoded: Undecoded, stop: StopWords | None) -> None:
+    def __init__(self, undecoded: Undecoded, stop: StopWords | None, early: int) -> None:
         self.undecoded = undecoded
         self.stop = stop
+        self.early = early  # so many tokens more are text whatever they spell; 0 without stop words
         self.held = ""  # decoded, but possibly the beginning of a stop word
         self.stopped = False
 
@@ -50,9 +51,11 @@ class TextStreams:
         self._known: dict[tuple[Undecoded, int], tuple[TextStep, Undecoded]] = {}
         self._alone: dict[int, TextStep] = {}  # of these, the ones from SETTLED to SETTLED: nearly all tokens
 
-    def open(self, prompt_ids: Int32Array, words: tuple[str, ...] = ()) -> TextState:
-        """Begin a sequence that continues `prompt_ids` (int32 [n]) and ends at any of `words`."""
-        return TextState(self._text.open(prompt_ids[-PROMPT_CONTEXT:].tolist()), stop_words(words))
+    def open(self, prompt_ids: Int32Array, words: tuple[str, ...] = (), min_tokens: int = 0) -> TextState:
+        """Begin a sequence that continues `prompt_ids` (int32 [n]) and ends at any of `words` that begins behind its
+        first `min_tokens` tokens."""
+        undecoded, stop = self._text.open(prompt_ids[-PROMPT_CONTEXT:].tolist()), stop_words(words)
+        return TextState(undecoded, stop, min_tokens if stop else 0)
 
     def push(self, states: Sequence[TextState], tokens: Int32Array, counts: Int32Array) -> list[TextStep]:
         """One step a state: state i gets the next `counts[i]` of `tokens` (int32 [T]), in order."""
@@ -82,7 +85,7 @@ class TextStreams:
         return rest[: hit[0]] if hit else rest
 
     def _push_one(self, state: TextState, token: int) -> TextStep:
-        if state.held or state.stopped:
+        if state.held or state.stopped or state.early:
             return self._push_some(state, [token])
         step, undecoded = self._known.get((state.undecoded, token)) or self._follow(state.undecoded, token)
         if state.stop is not None and state.stop.may_begin_in(step.text):
@@ -109,6 +112,8 @@ class TextStreams:
     def _push_until_stop(self, state: TextState, stop: StopWords, ids: list[int]) -> TextStep:
         if state.stopped:
             return TextStep("", True, 0)
+        if state.early:
+            return self._push_early(state, stop, ids)
         text, undecoded = self._text.decode(state.undecoded, ids)
         text = state.held + text
         hit = stop.find(text)
@@ -118,6 +123,15 @@ class TextStreams:
         held = stop.held_back(text)
         state.undecoded, state.held = undecoded, text[len(text) - held :]
         return TextStep(text[: len(text) - held], False, len(ids))
+
+    def _push_early(self, state: TextState, stop: StopWords, ids: list[int]) -> TextStep:
+        early, rest = ids[: state.early], ids[state.early :]
+        text, state.undecoded = self._text.decode(state.undecoded, early)
+        state.early -= len(early)
+        if not rest:
+            return TextStep(text, False, len(early))
+        step = self._push_until_stop(state, stop, rest)
+        return TextStep(text + step.text, step.stopped, len(early) + step.tokens_used)
 
     def _tokens_until(self, state: TextState, ids: list[int], chars: int) -> int:
         """How many of `ids` it takes for `held` and their text to reach `chars` characters."""

@@ -50,6 +50,11 @@ class Engines:
             warm_up(self._fast)
             self._shadow = ShadowCheck(self._fast, self._whole, config.shadow_check_rate, counters)
 
+    def beginning(self, source: TokenizerSource) -> str:
+        """How what is put in front of every text is spelled; "" where that is nothing, or not all."""
+        around = self._affixes
+        return "" if around is None or len(around.tail) else "".join(source.spellings[i] for i in around.head.tolist())
+
     @property
     def fast_enabled(self) -> bool:
         return self._fast is not None and self._fast.enabled

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from ...contracts.errors import ConfigError
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import read_gguf
-from ...model_facts.token_ids import check_token_ids, check_vocabulary, vocabulary_of
+from ...model_facts.token_ids import check_token_ids, check_vocabulary, turn_end_ids, vocabulary_of
 from .gguf_vocabulary import restore_tokenizer
 
 
@@ -88,6 +88,11 @@ def read_source(path: Path) -> TokenizerSource:
         else:
             renderer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # transformers raises whatever its many loaders raise
+        if (path / "tokenizer.model").is_file() and not (path / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"{path}: given tokenizer.model alone, allowed: tokenizer.json; put that of the same model beside it, "
+                "as its publisher or another copy on the hub has it"
+            ) from error
         raise ConfigError(f"{path}: no tokenizer could be loaded: {type(error).__name__}: {error}") from error
     backend = getattr(renderer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
@@ -100,12 +105,14 @@ def read_source(path: Path) -> TokenizerSource:
     spellings = spellings_of(spec)
     folder = read_folder(path)
     check_token_ids(folder)
-    check_vocabulary(folder, vocabulary_of(spec))
+    vocabulary = vocabulary_of(spec)
+    check_vocabulary(folder, vocabulary)
+    stated = (header.end_ids if header is not None else ()) or folder.end_ids(renderer.eos_token_id)
     return TokenizerSource(
         json_text=json_text,
         spec=spec,
         renderer=renderer,
-        end_ids=(header.end_ids if header is not None else ()) or folder.end_ids(renderer.eos_token_id),
+        end_ids=tuple(dict.fromkeys((*stated, *turn_end_ids(vocabulary)))),
         clean_up_spaces=_cleans_up_spaces(renderer, spec),
         spellings=spellings,
         vocab_size=max(spellings, default=-1) + 1,

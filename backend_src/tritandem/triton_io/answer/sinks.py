@@ -20,6 +20,7 @@ from ...contracts.answers import Chunk, TokenLogprob
 from ...contracts.errors import TritandemError
 from ...telemetry.duration_counts import DurationCounts
 from ..request.decoder import ReturnOptions
+from ..request.schema import OUTPUTS, OUTPUTS_OF_FLAG
 from ..stub_2_51.finished_calls import FinishedCalls
 from .replies import FINAL, send_error
 
@@ -45,6 +46,9 @@ class TritonSink:
         self._send_times = send_times
         self._returns = returns
         self._wanted = frozenset(wanted)
+        dialect = returns.dialect
+        self._indices = dialect.indices or len(self._wanted) < len(OUTPUTS)
+        self._echoed_ids = returns.echoed_ids
         self._token_text = token_text
         self._ended = False
         # Triton frees what `is_cancelled` asks about when FINAL goes out: asking at that moment ends the server.
@@ -118,11 +122,24 @@ class TritonSink:
         if "cumulative_logprob" in names:
             arrays["cumulative_logprob"] = np.array([chunk.cumulative_logprob], np.float32)
         if "logprobs" in names:
-            arrays["logprobs"] = _text(logprobs_json(chunk.logprobs, self._token_text))
+            null = self._returns.null_logprobs
+            arrays["logprobs"] = _text("null" if null else logprobs_json(chunk.logprobs, self._token_text))
         if "output_log_probs" in names:
             arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
             arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
+        if self._indices:
+            arrays["batch_index"] = arrays["sequence_index"] = np.zeros((1, 1), np.int32)
+        if self._returns.dialect.finish_reason_always and "finish_reason" in names:
+            arrays["finish_reason"] = _text("None")
+        if self._returns.dialect.token_ids:
+            arrays |= self._token_ids(chunk)
         return arrays
+
+    def _token_ids(self, chunk: Chunk) -> dict[str, Any]:
+        ids = np.array([one.token_id for one in chunk.logprobs], np.int32)
+        if self._echoed_ids is not None:
+            ids, self._echoed_ids = np.concatenate((self._echoed_ids, ids)), None
+        return {"output_ids": ids.reshape(1, 1, -1), "sequence_length": np.array([[len(ids)]], np.int32)}
 
     def _last_response(self, chunk: Chunk) -> dict[str, Any]:
         arrays: dict[str, Any] = {"cached_tokens": np.array([chunk.cached_tokens], np.uint32)}
@@ -130,6 +147,11 @@ class TritonSink:
             arrays["finish_reason"] = _text(chunk.finish_reason.value)
         if "used_seed" in self._returns.names:
             arrays["used_seed"] = np.array([chunk.seed], np.uint64)
+        if "arrival_time_ns" in self._returns.names and chunk.stamps is not None:
+            stamps = chunk.stamps
+            times = (stamps.received_ns, stamps.dispatched_ns, stamps.first_token_ns, stamps.last_token_ns)
+            for name, time_ns in zip(OUTPUTS_OF_FLAG["return_perf_metrics"], times, strict=True):
+                arrays[name] = np.array([time_ns], np.int64)
         if chunk.outcome is not None:
             arrays["outcome"] = _text(chunk.outcome.value)
         if chunk.stamps is not None:
@@ -140,12 +162,13 @@ class TritonSink:
 def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int], str]) -> str:
     """As the vLLM backend writes it: a list with one {id: {logprob, rank, decoded_token}} per token.
 
-    The chosen token comes first; its rank is null when it is not among the reported alternatives.
+    The chosen token comes first; its rank, when it is not among the reported alternatives, is the one after theirs:
+    the least that it can be.
     """
     tokens = []
     for one in logprobs:
         ranks = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(one.top, start=1)}
-        rank_of_chosen = ranks[one.token_id][0] if one.token_id in ranks else None
+        rank_of_chosen = ranks[one.token_id][0] if one.token_id in ranks else len(ranks) + 1
         entry = {one.token_id: (rank_of_chosen, one.logprob), **ranks}
         tokens.append(
             {

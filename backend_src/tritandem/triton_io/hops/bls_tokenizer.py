@@ -100,6 +100,8 @@ class BlsTokenizer:
             parameters["tenant"] = turn.tenant
         if prompt.text is not None:
             inputs.append(pb_utils.Tensor("text_input", np.array([[prompt.text.encode()]], dtype=np.object_)))
+            if not prompt.add_special_tokens:
+                inputs.append(pb_utils.Tensor("add_special_tokens", np.zeros((1, 1), np.bool_)))
         else:
             # A request without any tensor cannot be made; `stop` false says nothing.
             inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))

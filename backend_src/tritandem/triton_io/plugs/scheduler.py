@@ -30,6 +30,7 @@ from ..hops.handover import SealedHandovers
 from ..hops.inner_key import InnerKey
 from ..hops.text_turns import Turn
 from ..request.decoder import Draft, ModelLimits, ReturnOptions, complete, deadline_ns, decode, read_request_id
+from ..request.dialects import take_dialect
 from ..request.incoming import read_arrays, read_id, read_parameters_text
 from ..request.prompt_source import read_parameters
 from ..request.schema import DRAIN_KEY, DRAIN_TIMEOUT_MS
@@ -62,8 +63,10 @@ class SchedulerPlug:
         key: InnerKey,
         drain_key: str = "",
         send_times: DurationCounts | None = None,
+        exclude_input: str = "streams",
     ) -> None:
         self._service = service
+        self._exclude_input = exclude_input
         self._tokenizer = tokenizer
         self._ask_limits = limits
         self._limits: ModelLimits | None = None
@@ -128,7 +131,8 @@ class SchedulerPlug:
             if "text_input" in arrays or "messages" in parameters:
                 del arrays["input_ids"]  # the tokenizer's; without either they are the client's own
         trace_parent = read_trace_parent(request, parameters)
-        draft = decode(request_id, Inputs(arrays), parameters, received_ns, trace_parent)
+        dialect = take_dialect(arrays)
+        draft = decode(request_id, Inputs(arrays), parameters, received_ns, trace_parent, dialect, self._exclude_input)
         wanted = request.requested_output_names()
         if DRAIN_KEY in parameters:
             self._drain(parameters, sender, wanted)

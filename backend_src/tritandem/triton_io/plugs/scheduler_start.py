@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -68,8 +69,8 @@ def start(process: Process) -> WatchedPlug:
     plug = SchedulerPlug(
         service=service,
         tokenizer=BlsTokenizer(config.scheduler.max_queued_requests),
-        limits=lambda: model_limits(first_load(), tokenizer, config.scheduler),
-        token_text=lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: token_text(streams, token_id)),
+        limits=lambda: model_limits(first_load(), tokenizer, config.scheduler, lambda ids: text_of(streams, ids)),
+        token_text=lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: text_of(streams, [token_id])),
         drain_timeout_s=config.scheduler.drain_timeout_s,
         refused=observer.finished,
         publisher=publisher,
@@ -77,11 +78,14 @@ def start(process: Process) -> WatchedPlug:
         key=key,
         drain_key=os.environ.get(DRAIN_KEY_ENV, ""),
         send_times=observer.send if telemetry.metrics else None,
+        exclude_input=config.scheduler.exclude_input_in_output,
     )
     return process.watched(plug)
 
 
-def model_limits(load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig) -> ModelLimits:
+def model_limits(
+    load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig, spell: Callable[[Sequence[int]], str]
+) -> ModelLimits:
     """What requests are checked against."""
     return ModelLimits(
         max_context_tokens=load.max_context_tokens,
@@ -91,11 +95,13 @@ def model_limits(load: LoadSnapshot, tokenizer: TextTokenizer, config: Scheduler
         default_priority=PriorityClass[config.default_priority.upper()],
         default_deadline_s=config.default_deadline_s,
         encode_word=tokenizer.encode_word,
+        spell=spell,
+        control_ids=tokenizer.control_ids,
     )
 
 
-def token_text(streams: TextStreams, token_id: int) -> str:
-    """One token by itself, for log-probabilities."""
+def text_of(streams: TextStreams, ids: Sequence[int]) -> str:
+    """Of tokens by themselves."""
     state = streams.open(np.empty(0, np.int32))
-    [step] = streams.push([state], np.array([token_id], np.int32), np.ones(1, np.int32))
+    [step] = streams.push([state], np.array(ids, np.int32), np.array([len(ids)], np.int32))
     return step.text + streams.flush(state)

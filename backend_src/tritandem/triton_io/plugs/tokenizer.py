@@ -137,7 +137,9 @@ class TokenizerPlug:
 
     def _submit(self, prompt: PromptSource) -> Future[Encoded]:
         if prompt.text is not None:
-            return self._tokenizer.submit(prompt.text, max_tokens=self._max_tokens)
+            return self._tokenizer.submit(
+                prompt.text, add_special_tokens=prompt.add_special_tokens, max_tokens=self._max_tokens
+            )
         return self._tokenizer.submit_chat(read_messages(prompt.chat or ""), max_tokens=self._max_tokens)
 
     def _noted(self, done: Future[Encoded]) -> None:

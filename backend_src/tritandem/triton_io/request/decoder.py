@@ -15,10 +15,11 @@ from ...contracts.errors import InvalidRequest
 from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
 from .client_numbers import read_whole
+from .dialects import OWN, Dialect
 from .incoming import check_id
 from .prompt_source import PromptSource, read_prompt, read_tenant
 from .sampling_fields import SamplingFields, is_sampling_name, merge
-from .schema import OUTPUTS_OF_FLAG
+from .schema import OUTPUTS_OF_FLAG, PREFIX
 from .tensor_values import Inputs
 
 MAX_DEADLINE_MS = 86_400_000
@@ -35,14 +36,21 @@ class ModelLimits:
     default_priority: PriorityClass
     default_deadline_s: float  # 0: none
     encode_word: Callable[[str], Sequence[int]]
+    spell: Callable[[Sequence[int]], str]  # the text of ids
+    control_ids: Mapping[str, int]  # tokens that no text shows, by their spelling
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnOptions:
-    """What the scheduler must gather (`output`), and the names of the outputs that were asked for by flags."""
+    """What the scheduler must gather (`output`), the names of the outputs that were asked for by flags, and their form.
+    `null_logprobs`: the text "null" stands for those that the sampling parameters do not ask for. `echoed_ids`: to be
+    put in front of output_ids."""
 
     output: OutputOptions
     names: frozenset[str] = frozenset()
+    dialect: Dialect = OWN
+    null_logprobs: bool = False
+    echoed_ids: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +69,23 @@ class Draft:
 
 
 def decode(
-    request_id: str, inputs: Inputs, parameters: Mapping[str, Any], received_ns: int, trace_parent: str = ""
+    request_id: str,
+    inputs: Inputs,
+    parameters: Mapping[str, Any],
+    received_ns: int,
+    trace_parent: str = "",
+    dialect: Dialect = OWN,
+    exclude_input: str = "streams",
 ) -> Draft:
-    """Read one request. `parameters` come from `prompt_source.read_parameters`. Raises InvalidRequest."""
+    """Read one request. `parameters` come from `prompt_source.read_parameters`, `exclude_input` is the setting
+    `exclude_input_in_output`. Raises InvalidRequest."""
     prompt = read_prompt(inputs, parameters)
     sampling_parameters = {name: value for name, value in parameters.items() if is_sampling_name(name)}
     return Draft(
         request_id=read_request_id(request_id, parameters),
         prompt=prompt,
-        fields=merge(inputs, sampling_parameters),
-        returns=_read_returns(inputs, prompt),
+        fields=(fields := merge(inputs, sampling_parameters)),
+        returns=_read_returns(inputs, prompt, fields, dialect, dialect.exclude_input or exclude_input),
         priority=_read_priority(inputs.text("priority"), parameters.get("priority_class")),
         tenant=read_tenant(parameters),
         deadline_ms=_read_deadline(inputs.number("deadline_ms"), parameters.get("deadline_ms")),
@@ -102,7 +117,9 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         raise InvalidRequest(draft.prompt.field_name, f"{len(input_ids)} tokens", allowed)
     output = draft.returns.output
     wants_logprobs = output.logprobs or output.cumulative_logprob
-    sampling = draft.fields.sampling(min(limits.default_max_tokens, room), 0 if wants_logprobs else None)
+    dialect = draft.returns.dialect
+    most = min(dialect.max_tokens or limits.default_max_tokens, room)
+    sampling = draft.fields.sampling(most, 0 if wants_logprobs else None, dialect)
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)
@@ -111,9 +128,9 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         input_ids=input_ids,
         sampling=sampling,
         prompt_text=None if output.exclude_input else draft.prompt.text,
-        stop_words=draft.fields.stop_words,
+        stop_words=_stop_words(draft.fields, limits),
         stop_ids=_stop_ids(draft.fields, limits),
-        bad_words=tuple(_bad_word(word, limits) for word in draft.fields.bad_words),
+        bad_words=_bad_words(draft.fields, limits),
         output=output,
         priority=limits.default_priority if draft.priority is None else draft.priority,
         tenant=draft.tenant,
@@ -129,15 +146,19 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
 # --------------------------------------------------------------------------------------------------
 
 
-def _read_returns(inputs: Inputs, prompt: PromptSource) -> ReturnOptions:
+def _read_returns(
+    inputs: Inputs, prompt: PromptSource, fields: SamplingFields, dialect: Dialect, without_prompt: str
+) -> ReturnOptions:
     stream = bool(inputs.flag("stream"))
     exclude = inputs.flag("exclude_input_in_output")
-    if prompt.text is None and exclude is False and not prompt.stop:
+    if exclude is None:
+        exclude = inputs.flag(f"{PREFIX}exclude_input_from_output")
+    echo_ids = dialect.token_ids and prompt.input_ids is not None
+    if prompt.text is None and exclude is False and not prompt.stop and not echo_ids:
         raise InvalidRequest("exclude_input_in_output", False, "true without text_input")
     if exclude is None:
-        # As the vLLM backend does: one response repeats the prompt, a stream does not.
-        exclude = stream or prompt.text is None
-    names = _asked_for(inputs)
+        exclude = (prompt.text is None and not echo_ids) or {"all": True, "none": False}.get(without_prompt, stream)
+    names = _asked_for(inputs, dialect)
     return ReturnOptions(
         OutputOptions(
             stream=stream,
@@ -146,18 +167,20 @@ def _read_returns(inputs: Inputs, prompt: PromptSource) -> ReturnOptions:
             num_input_tokens="num_input_tokens" in names,
             num_output_tokens="num_output_tokens" in names,
             cumulative_logprob="cumulative_logprob" in names or "cum_log_probs" in names,
-            logprobs="logprobs" in names or "output_log_probs" in names,
+            logprobs="logprobs" in names or "output_log_probs" in names or dialect.token_ids,
         ),
         names,
+        dialect,
+        dialect.null_logprobs and "logprobs" not in fields.numbers,
+        prompt.input_ids if echo_ids and not exclude else None,
     )
 
 
-def _asked_for(inputs: Inputs) -> frozenset[str]:
-    names: set[str] = set()
-    for flag, outputs in OUTPUTS_OF_FLAG.items():
-        value = inputs.flag(flag)
-        if value or (value is None and flag == "return_finish_reason"):
-            names.update(outputs)
+def _asked_for(inputs: Inputs, dialect: Dialect) -> frozenset[str]:
+    names = {"finish_reason"} if dialect.finish_reason and inputs.flag("return_finish_reason") is not False else set()
+    for flag in inputs:
+        if flag in OUTPUTS_OF_FLAG and inputs.flag(flag):
+            names.update(OUTPUTS_OF_FLAG[flag])
     return frozenset(names)
 
 
@@ -202,16 +225,36 @@ def _check_ids(prompt: PromptSource, input_ids: Int32Array, limits: ModelLimits)
 
 def _stop_ids(fields: SamplingFields, limits: ModelLimits) -> tuple[int, ...]:
     ends = limits.end_ids if fields.end_id is None else (fields.end_id,)
-    if fields.ignore_eos or fields.end_id == -1:
-        ends = ()
-    stop_ids = tuple(dict.fromkeys((*ends, *fields.stop_token_ids)))
-    for name, ids in (("end_id", ends), ("stop_token_ids", fields.stop_token_ids)):
-        for token_id in ids:
-            if not 0 <= token_id < limits.vocab_size:
-                raise InvalidRequest(name, token_id, f"ids in 0..{limits.vocab_size - 1}")
+    if fields.ignore_eos or (fields.end_id is not None and not 0 <= fields.end_id < limits.vocab_size):
+        ends = ()  # an end token that no token is
+    control = (limits.control_ids[word] for word in fields.stop_words if word in limits.control_ids)
+    stop_ids = tuple(dict.fromkeys((*ends, *fields.stop_token_ids, *control)))
+    _check_range("stop_token_ids", fields.stop_token_ids, limits)
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest("stop_token_ids", f"{len(stop_ids)} with the end tokens", f"at most {MAX_STOP_TOKEN_IDS}")
     return stop_ids
+
+
+def _stop_words(fields: SamplingFields, limits: ModelLimits) -> tuple[str, ...]:
+    """Those that text shows; of the others the ids stop."""
+    for ids in fields.stop_id_words:
+        _check_range("stop_words_list", ids, limits)
+    spelled = (limits.spell(ids) for ids in fields.stop_id_words)
+    return tuple(word for word in (*fields.stop_words, *spelled) if word and word not in limits.control_ids)
+
+
+def _bad_words(fields: SamplingFields, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:
+    for ids in fields.bad_id_words:
+        _check_range("bad_words_list", ids, limits)
+        if len(ids) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest("bad_words_list", ids, f"words of 1..{MAX_BAD_WORD_TOKENS} tokens")
+    return (*(_bad_word(word, limits) for word in fields.bad_words), *fields.bad_id_words)
+
+
+def _check_range(name: str, ids: Sequence[int], limits: ModelLimits) -> None:
+    for token_id in ids:
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequest(name, token_id, f"ids in 0..{limits.vocab_size - 1}")
 
 
 def _bad_word(word: str, limits: ModelLimits) -> tuple[int, ...]:

@@ -15,12 +15,13 @@ from typing import Any
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest
 from .sampling_fields import KNOWN_NAMES, is_sampling_name
-from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, INPUT_OF_NAME, PARAMETERS
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, IGNORED_PARAMETERS, INPUT_OF_NAME, PARAMETERS
 from .tensor_values import Inputs
 
 MAX_CHAT_CHARS = 1 << 24
 MAX_COMPARED_CHARS = 64
 MAX_TENANT_CHARS = 128
+_OTHERS = IGNORED_PARAMETERS | {DRAIN_KEY, DRAIN_TIMEOUT_MS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class PromptSource:
     chat: str | None = None
     input_ids: Int32Array | None = None
     stop: bool = False
+    add_special_tokens: bool = True  # to `text`
 
     @property
     def chars(self) -> int:
@@ -54,8 +56,10 @@ def read_parameters(text: str) -> dict[str, Any]:
     except ValueError as error:  # Triton writes what no JSON can hold, such as an infinite number
         raise InvalidRequest("parameters", f"not JSON ({error})", "names and values that JSON can hold") from error
     for name in parameters:
-        if name not in PARAMETERS and name not in (DRAIN_KEY, DRAIN_TIMEOUT_MS) and not is_sampling_name(name):
-            allowed = f"an input, or one of {', '.join(PARAMETERS)}{_perhaps(name)}"
+        if name not in PARAMETERS and name not in _OTHERS and not is_sampling_name(name):
+            if name in INPUT_OF_NAME:
+                raise InvalidRequest(name, "a parameter", "an input tensor of this name")
+            allowed = f"{', '.join((*PARAMETERS, *KNOWN_NAMES))}, or an input{_perhaps(name)}"
             raise InvalidRequest(name, "an unknown parameter", allowed)
     return parameters
 
@@ -95,7 +99,17 @@ def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
         raise InvalidRequest("text_input", text, "at least one character")
     if input_ids is not None and not len(input_ids):
         raise InvalidRequest("input_ids", "no ids", "at least one id")
-    return PromptSource(text, None if chat is None else _read_chat(chat), input_ids)
+    add_special_tokens = inputs.flag("add_special_tokens")
+    if add_special_tokens and text is None:
+        raise InvalidRequest(
+            "add_special_tokens", True, "true with text_input only: nothing is added to a chat or to ids"
+        )
+    add = add_special_tokens is not False
+    lengths = inputs.number("input_lengths")
+    if lengths is not None and (input_ids is None or lengths != len(input_ids)):
+        allowed = "input_ids beside it" if input_ids is None else f"{len(input_ids)}, the number of input_ids"
+        raise InvalidRequest("input_lengths", lengths, allowed)
+    return PromptSource(text, None if chat is None else _read_chat(chat), input_ids, add_special_tokens=add)
 
 
 def _read_chat(given: object) -> str:

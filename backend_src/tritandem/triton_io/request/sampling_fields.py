@@ -26,10 +26,22 @@ from ...contracts.fields import (
 )
 from . import client_json
 from .client_numbers import read_real, read_whole
-from .schema import ALIAS_INPUTS, ALIASES, NEUTRAL_INPUTS, SAMPLING_INPUTS
-from .tensor_values import Inputs
+from .dialects import OWN, Dialect
+from .schema import (
+    ALIASES,
+    FACADE_NEUTRAL_INPUTS,
+    FACADE_REFUSED_INPUTS,
+    NEUTRAL_INPUTS,
+    PREFIX,
+    REFUSED_INPUTS,
+    SAMPLING_INPUTS,
+    PublicTensor,
+    by_name,
+)
+from .tensor_values import Array, Inputs
 
 MAX_JSON_CHARS = 1 << 20
+_OFF = {name: facts.off for name, facts in FIELDS.items() if facts.off}
 SEED_BITS = 53  # of a random seed: what every reader of JSON keeps, so that it can be sent back
 
 
@@ -41,6 +53,8 @@ class SamplingFields:
     stop_words: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_id_words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
+    bad_id_words: tuple[tuple[int, ...], ...] = ()
     end_id: int | None = None
 
     @property
@@ -48,17 +62,20 @@ class SamplingFields:
         """Whether the model's own end tokens end nothing."""
         return bool(self.numbers.get("ignore_eos", False))
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    def sampling(self, max_tokens: int, logprobs: int | None, dialect: Dialect = OWN) -> SamplingParams:
         """Apply the defaults: greedy unless sampling was asked for, a random seed for who samples without one.
 
         Raises InvalidRequest.
         """
-        numbers = dict(self.numbers)
-        numbers.pop("ignore_eos", None)
+        numbers = {n: v for n, v in self.numbers.items() if n != "ignore_eos" and v not in _OFF.get(n, ())}
         numbers.setdefault("max_tokens", max_tokens)
-        numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
-        if numbers.get("top_k") == -1:
-            numbers["top_k"] = 0
+        if dialect.temperature is not None:
+            numbers.setdefault("temperature", dialect.temperature)
+        elif dialect.lone_temperature_draws:
+            numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
+        else:
+            asked = _asks_for_sampling({name: value for name, value in numbers.items() if name != "seed"})
+            numbers["temperature"] = numbers.get("temperature", 1.0) if asked else 0.0
         if numbers.get("logprobs") is None:
             numbers["logprobs"] = logprobs
         if numbers["temperature"]:
@@ -106,7 +123,19 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "stop_token_ids": _whole_list,
 }
 
-_JSON_ALIASES = {**ALIASES, "stop": "stop_words", "max_new_tokens": "max_tokens"}
+_ID_WORDS = {"stop_words_list": MAX_STOP_WORDS, "bad_words_list": MAX_BAD_WORDS}
+_LISTS = frozenset({"stop_words", "bad_words", "stop_token_ids"})
+_OTHER_NAMES = {"stop": "stop_words", "max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
+_JSON_ALIASES = {**{alias: name for alias, name in ALIASES.items() if not alias.startswith(PREFIX)}, **_OTHER_NAMES}
+
+_NUMBERS = {
+    name: ALIASES.get(name, name) for name in (*(tensor.name for tensor in SAMPLING_INPUTS), *ALIASES, "end_id")
+}
+_WORDS = {"stop_words": "stop_words", "bad_words": "bad_words", f"{PREFIX}stop": "stop_words"}
+_NEUTRAL_INPUTS, _REFUSED_INPUTS = (
+    by_name((*NEUTRAL_INPUTS, *FACADE_NEUTRAL_INPUTS)),
+    by_name((*REFUSED_INPUTS, *FACADE_REFUSED_INPUTS)),
+)
 
 # Names that existing clients send with a value that changes nothing here.
 _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
@@ -156,26 +185,53 @@ def merge(inputs: Inputs, parameters: Mapping[str, Any]) -> SamplingFields:
     `parameters` are the request's custom parameters that `is_sampling_name` accepts.
     """
     found: dict[str, Any] = {}
-    for tensor in (*SAMPLING_INPUTS, *ALIAS_INPUTS):
-        _put(found, ALIASES.get(tensor.name, tensor.name), inputs.number(tensor.name))
-    for name in ("stop_words", "bad_words"):
-        _put(found, name, inputs.words(name))
-    _put(found, "end_id", inputs.number("end_id"))
-    _refuse_unless_neutral(inputs)
+    for name in inputs:
+        if name in _NUMBERS:
+            _put(found, _NUMBERS[name], inputs.number(name))
+        elif name in _WORDS:
+            _put(found, _WORDS[name], inputs.words(name))
+        elif name in _ID_WORDS:
+            _put(found, name, _id_words(name, inputs[name]))
+        elif name in _NEUTRAL_INPUTS:
+            _refuse_unless_neutral(_NEUTRAL_INPUTS[name], inputs)
+        elif name in _REFUSED_INPUTS and not inputs.is_empty(name):
+            raise InvalidRequest(name, "an input of another server", f"nothing: {_REFUSED_INPUTS[name].doc}")
     text = inputs.text("sampling_parameters")
     if text:
         for name, value in parse_json_object("sampling_parameters", text).items():
             _put_json(found, name, value)
     for name, value in parameters.items():
-        _put_json(found, name, value)
+        _put_json(found, name, _list_in_text(name, value))
     return _checked(found)
 
 
-def _refuse_unless_neutral(inputs: Inputs) -> None:
-    for tensor in NEUTRAL_INPUTS:
-        value = inputs.number(tensor.name)
-        if value is not None and tensor.allowed != "any" and float(value) != _neutral_number(tensor.allowed):
-            raise InvalidRequest(tensor.name, value, f"{tensor.allowed} ({tensor.doc})")
+def _id_words(name: str, array: Array) -> tuple[tuple[int, ...], ...]:
+    """int32 [1, 2, n]: ids of all words in a row, and where each ends; -1 where no word is left."""
+    allowed = f"at most {_ID_WORDS[name]} words: their ids in the first row, their ends in the second, then -1"
+    if array.dtype != np.int32 or array.ndim != 3 or array.shape[:2] != (1, 2):
+        raise InvalidRequest(name, f"{array.dtype} {list(array.shape)}", allowed)
+    ids, ends = array[0].tolist()
+    ends = ends[: ends.index(-1)] if -1 in ends else ends
+    starts = [0, *ends[:-1]]
+    if len(ends) > _ID_WORDS[name] or any(not 0 <= a < b <= len(ids) for a, b in zip(starts, ends, strict=True)):
+        raise InvalidRequest(name, ends, allowed)
+    return tuple(tuple(ids[a:b]) for a, b in zip(starts, ends, strict=True))
+
+
+def _list_in_text(name: str, value: object) -> object:
+    """Parameters are numbers, flags and texts: a list comes as its JSON text."""
+    if not isinstance(value, str) or not value.startswith("[") or _JSON_ALIASES.get(name, name) not in _LISTS:
+        return value
+    try:
+        return client_json.parse(name, value, MAX_JSON_CHARS, "a JSON list, or one text")
+    except InvalidRequest:
+        return value
+
+
+def _refuse_unless_neutral(tensor: PublicTensor, inputs: Inputs) -> None:
+    value = inputs.number(tensor.name)
+    if value is not None and tensor.allowed != "any" and float(value) != _neutral_number(tensor.allowed):
+        raise InvalidRequest(tensor.name, value, f"{tensor.allowed} ({tensor.doc})")
 
 
 def _neutral_number(allowed: str) -> float:
@@ -217,10 +273,15 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest("stop_token_ids", f"{len(stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
     end_id = found.pop("end_id", None)
+    if end_id is not None and not -(2**31) <= end_id < 2**31:
+        raise InvalidRequest("end_id", end_id, "an id; -1 or beyond the vocabulary: none")
     for name, value in found.items():
         if isinstance(value, float) and math.isnan(value):
             raise InvalidRequest(name, value, "a number")
-    return SamplingFields(found, stop_words, bad_words, stop_token_ids, end_id)
+    stop_ids, bad_ids = found.pop("stop_words_list", ()), found.pop("bad_words_list", ())
+    stop_token_ids = (*stop_token_ids, *(word[0] for word in stop_ids if len(word) == 1))
+    longer = tuple(word for word in stop_ids if len(word) > 1)
+    return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, end_id)
 
 
 def _bounded_words(name: str, words: tuple[str, ...], limit: int) -> tuple[str, ...]:

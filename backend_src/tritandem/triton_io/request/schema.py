@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...contracts.fields import FIELDS, MAX_BAD_WORDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
+from .dialects import PROMPTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ _WORD = f"each 1..{MAX_STOP_WORD_CHARS} characters; empty ones are dropped"
 PROMPT_INPUTS = (
     _one("text_input", "BYTES", "", "UTF-8, at least one character", "the prompt"),
     _many("input_ids", "INT32", "", "ids of the model's vocabulary", "the prompt as token ids, instead of text_input"),
+    _one("add_special_tokens", "BOOL", "true", "true, false", "text_input gets what the tokenizer adds; never twice"),
     _one("stop", "BOOL", "false", "true, false", "true: end the running request that has this request's id"),
 )
 
@@ -48,7 +50,9 @@ SAMPLING_INPUTS = tuple(
 WORD_INPUTS = (
     _many("stop_words", "BYTES", "", f"at most {MAX_STOP_WORDS}, {_WORD}", "texts that end the answer; not returned"),
     _many("bad_words", "BYTES", "", f"at most {MAX_BAD_WORDS}, {_WORD}", "texts that must not appear"),
-    _one("end_id", "INT32", "the model's", "an id of the vocabulary; -1: none", "replaces the model's end tokens"),
+    _one(
+        "end_id", "INT32", "the model's", "an id; -1 or beyond the vocabulary: none", "replaces the model's end tokens"
+    ),
 )
 
 OUTPUT_INPUTS = (
@@ -56,7 +60,7 @@ OUTPUT_INPUTS = (
     _one(
         "exclude_input_in_output",
         "BOOL",
-        "the value of stream; true without text_input",
+        "the setting, else the value of stream; true without text_input",
         "true, false",
         "leave the prompt out of text_output",
     ),
@@ -66,6 +70,7 @@ OUTPUT_INPUTS = (
     _one("return_cumulative_logprob", "BOOL", "false", "true, false", "cumulative_logprob on each response"),
     _one("return_logprobs", "BOOL", "false", "true, false", "logprobs on each response"),
     _one("return_log_probs", "BOOL", "false", "true, false", "cum_log_probs and output_log_probs on each response"),
+    _one("return_perf_metrics", "BOOL", "false", "true, false", "the four times of an answer on the last response"),
     _one("return_seed", "BOOL", "false", "true, false", "used_seed on the last response"),
 )
 
@@ -82,14 +87,39 @@ NEUTRAL_INPUTS = (
     _one("length_penalty", "FP32", "1", "1", "belongs to beam search"),
     _one("return_context_logits", "BOOL", "false", "false", "logits are not returned"),
     _one("return_generation_logits", "BOOL", "false", "false", "logits are not returned"),
+    _one("use_draft_logits", "BOOL", "false", "false", "no speculative decoding"),
     _one("pad_id", "INT32", "", "any", "without effect: nothing is padded"),
 )
 
+_NO_LORA, _TEXT_ONLY, _NO_TABLE = "no adapters", "text only", "no prompt tuning"
+
+# Sent by existing clients for what is not served: empty texts and lists are taken for nothing, all else is refused.
+REFUSED_INPUTS = (
+    _one("decoder_text_input", "BYTES", "", "nothing", "no encoder-decoder models"),
+    PublicTensor("prompt_embedding_table", "FP16", (-1, -1), "", "nothing", _NO_TABLE),
+    _one("prompt_table_extra_id", "UINT64", "", "nothing", _NO_TABLE),
+    _one("prompt_vocab_size", "INT32", "", "nothing", _NO_TABLE),
+    _many("embedding_bias_words", "BYTES", "", "nothing", "no bias of tokens"),
+    _many("embedding_bias_weights", "FP32", "", "nothing", "no bias of tokens"),
+    _one("lora_task_id", "UINT64", "", "nothing", _NO_LORA),
+    PublicTensor("lora_weights", "FP16", (-1, -1), "", "nothing", _NO_LORA),
+    PublicTensor("lora_config", "INT32", (-1, 3), "", "nothing", _NO_LORA),
+    _one("guided_decoding_guide_type", "BYTES", "", "nothing", "no structured output"),
+    _one("guided_decoding_guide", "BYTES", "", "nothing", "no structured output"),
+    _many("image", "BYTES", "", "nothing", _TEXT_ONLY),
+    _one("image_url_input", "BYTES", "", "nothing", _TEXT_ONLY),
+    PublicTensor("image_input", "FP16", (-1, 3, -1, -1), "", "nothing", _TEXT_ONLY),
+    PublicTensor("image_bytes_input", "UINT8", (-1, -1, -1, -1), "", "nothing", _TEXT_ONLY),
+    PublicTensor("video_bytes_input", "UINT8", (-1, -1, -1, -1), "", "nothing", _TEXT_ONLY),
+    _one("embedding_request", "BYTES", "", "nothing", "no embeddings"),
+    _one("num_draft_tokens", "INT32", "", "nothing", "no speculative decoding"),
+)
+
 # Older names of the same thing; giving both with different values is refused.
-ALIASES = {alias: name for name, facts in FIELDS.items() for alias in facts.aliases}
+FIELD_ALIASES = {alias: name for name, facts in FIELDS.items() for alias in facts.aliases}
 ALIAS_INPUTS = tuple(
     _one(alias, FIELDS[name].tensor, FIELDS[name].shown, f"as {name}", f"older name of {name}")
-    for alias, name in ALIASES.items()
+    for alias, name in FIELD_ALIASES.items()
 )
 
 INPUTS: tuple[PublicTensor, ...] = (
@@ -100,6 +130,88 @@ INPUTS: tuple[PublicTensor, ...] = (
     *SERVICE_INPUTS,
     *NEUTRAL_INPUTS,
     *ALIAS_INPUTS,
+    *REFUSED_INPUTS,
+)
+
+# As the last two tables, of the TensorRT-LLM backend's inner model.
+FACADE_NEUTRAL_INPUTS = (
+    _one("early_stopping", "BOOL", "false", "false", "belongs to beam search"),
+    _one("return_stop_reason", "BOOL", "false", "false", "see finish_reason"),
+    _one("sampling_param_best_of", "INT32", "1", "1", "one answer a request"),
+    _one("sampling_param_return_perf_metrics", "BOOL", "", "any", "see return_perf_metrics"),
+)
+FACADE_REFUSED_INPUTS = (
+    _many("draft_input_ids", "INT32", "", "nothing", "no speculative decoding"),
+    PublicTensor("draft_logits", "FP32", (-1, -1), "", "nothing", "no speculative decoding"),
+    _one("draft_acceptance_threshold", "FP32", "", "nothing", "no speculative decoding"),
+    *(
+        _one(f"lookahead_{what}_size", "INT32", "", "nothing", "no speculative decoding")
+        for what in ("window", "ngram", "verification_set")
+    ),
+    _many("decoder_input_ids", "INT32", "", "nothing", "no encoder-decoder models"),
+    _one("decoder_input_lengths", "INT32", "", "nothing", "no encoder-decoder models"),
+    PublicTensor("encoder_input_features", "FP16", (-1, -1), "", "nothing", "no encoder-decoder models"),
+    _one("encoder_output_lengths", "INT32", "", "nothing", "no encoder-decoder models"),
+    PublicTensor("cross_attention_mask", "BOOL", (-1, -1), "", "nothing", _TEXT_ONLY),
+    _one("skip_cross_attn_blocks", "BOOL", "", "nothing", _TEXT_ONLY),
+    _many("mrope_rotary_cos_sin", "FP32", "", "nothing", _TEXT_ONLY),
+    _one("mrope_position_deltas", "INT64", "", "nothing", _TEXT_ONLY),
+    _many("prompt_table_extra_ids", "UINT64", "", "nothing", _NO_TABLE),
+    _many("embedding_bias", "FP32", "", "nothing", "no bias of tokens"),
+    _one("runtime_top_p_min", "FP32", "", "nothing", "top_p stays as it is"),
+    _one("runtime_top_p_decay", "FP32", "", "nothing", "top_p stays as it is"),
+    _one("runtime_top_p_reset_ids", "INT32", "", "nothing", "top_p stays as it is"),
+    _one("beam_search_diversity_rate", "FP32", "", "nothing", "beam search is not offered"),
+    _many("context_phase_params", "UINT8", "", "nothing", "prefill and decode are not parted"),
+    *(
+        _many(f"retention_token_range_{what}", "INT32", "", "nothing", "the prefix cache keeps what was used last")
+        for what in ("starts", "ends", "priorities", "durations_ms")
+    ),
+    *(
+        _one(f"retention_decode_{what}", "INT32", "", "nothing", "the prefix cache keeps what was used last")
+        for what in ("priority", "duration_ms")
+    ),
+    _one("lora_id", "UINT64", "", "nothing", _NO_LORA),
+    *(_one(f"lora_{what}", "BYTES", "", "nothing", _NO_LORA) for what in ("name", "path", "ckpt_source")),
+    _many("image_url", "BYTES", "", "nothing", _TEXT_ONLY),
+)
+
+# Inputs of `scheduler` that facades alone send. `sampling_param_NAME` is NAME.
+PREFIX = "sampling_param_"
+LLM_API_FIELDS = tuple(name for name, facts in FIELDS.items() if facts.llm_api)
+ALIASES = FIELD_ALIASES | {f"{PREFIX}{name}": name for name in LLM_API_FIELDS}
+FACADE_INPUTS = (
+    *(
+        PublicTensor(
+            name,
+            "BYTES" if public == "text_input" else "INT32",
+            (1 if public == "text_input" else -1,),
+            "",
+            "",
+            f"{public} of {dialect.name}",
+        )
+        for name, (dialect, public) in PROMPTS.items()
+    ),
+    *(
+        _one(f"{PREFIX}{name}", FIELDS[name].tensor, FIELDS[name].shown, FIELDS[name].range, FIELDS[name].doc)
+        for name in LLM_API_FIELDS
+    ),
+    _many(f"{PREFIX}stop", "BYTES", "", "", "stop_words"),
+    _one(f"{PREFIX}exclude_input_from_output", "BOOL", "", "", "exclude_input_in_output"),
+    _one("input_lengths", "INT32", "", "the number of input_ids", "how many ids there are"),
+    PublicTensor("stop_words_list", "INT32", (2, -1), "", "ids, ends padded with -1", "stop words as ids"),
+    PublicTensor("bad_words_list", "INT32", (2, -1), "", "ids, ends padded with -1", "bad words as ids"),
+    *FACADE_NEUTRAL_INPUTS,
+    *FACADE_REFUSED_INPUTS,
+)
+
+# Outputs that existing clients may name, so that Triton knows them.
+_UNSERVED = (
+    ("context_logits", "FP32", (-1, -1)),
+    ("generation_logits", "FP32", (-1, -1, -1)),
+    *((f"kv_cache_{what}_blocks", "INT32", (1,)) for what in ("alloc_new", "reused", "alloc_total")),
+    ("acceptance_rate", "FP32", (1,)),
+    *((f"total_{what}_tokens", "INT32", (1,)) for what in ("accepted_draft", "draft")),
 )
 
 STAMP_COUNT = 9  # fields of contracts.Stamps, in order
@@ -117,6 +229,19 @@ OUTPUTS: tuple[PublicTensor, ...] = (
     _one("outcome", "BYTES", "", "COMPLETED, STOPPED", "last response; other outcomes are error responses"),
     _one("cached_tokens", "UINT32", "", "", "last response: prompt tokens found in the prefix cache"),
     PublicTensor("stamps", "INT64", (STAMP_COUNT,), "", "", "last response: monotonic ns of each stage, or 0"),
+    _one("arrival_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
+    _one("first_scheduled_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
+    _one("first_token_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
+    _one("last_token_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
+    _one("batch_index", "INT32", "", "0", "when named among the requested outputs"),
+    _one("sequence_index", "INT32", "", "0", "when named among the requested outputs"),
+    *(PublicTensor(name, dtype, dims, "", "", "never sent; may be requested") for name, dtype, dims in _UNSERVED),
+)
+
+# Outputs of `scheduler` that facades alone get.
+FACADE_OUTPUTS = (
+    PublicTensor("output_ids", "INT32", (-1, -1), "", "", "this response's tokens; the prompt's before them if asked"),
+    _many("sequence_length", "INT32", "", "", "how many those are"),
 )
 
 # Outputs that are sent only when their input flag says so.
@@ -127,6 +252,7 @@ OUTPUTS_OF_FLAG = {
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_logprobs": ("logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
+    "return_perf_metrics": ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
     "return_seed": ("used_seed",),
 }
 
@@ -141,6 +267,9 @@ PARAMETERS = {
     "id": "as request_id: what Triton makes of the key `id` of an HTTP body",
 }
 
+# Sent by existing clients, without effect here: every response is the text since the last; a `stop` is one response.
+IGNORED_PARAMETERS = frozenset({"accumulate_tokens", "Streaming"})
+
 # Of the launcher's own request to drain; not public.
 DRAIN_KEY, DRAIN_TIMEOUT_MS = "drain_key", "drain_timeout_ms"
 
@@ -153,4 +282,4 @@ def by_name(tensors: Iterable[PublicTensor]) -> dict[str, PublicTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-INPUT_OF_NAME = by_name(INPUTS)
+INPUT_OF_NAME = by_name((*INPUTS, *FACADE_INPUTS))

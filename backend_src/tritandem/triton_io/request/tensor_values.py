@@ -5,7 +5,7 @@ Pure: knows the schema, not Triton and not what the values mean. BYTES elements 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ Array = NDArray[Any]
 
 _NUMPY_OF_DTYPE: dict[str, type[Any]] = {
     "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "FP16": np.float16,
     "INT32": np.int32,
     "INT64": np.int64,
     "UINT32": np.uint32,
@@ -58,7 +60,7 @@ def text_of(name: str, element: object) -> str:
         raise InvalidRequest(name, f"invalid UTF-8 at byte {error.start}", "valid UTF-8") from error
 
 
-class Inputs:
+class Inputs(Mapping[str, Array]):
     """The tensors of one request by name; a name outside the schema is refused here."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
@@ -67,6 +69,20 @@ class Inputs:
             if name not in INPUT_OF_NAME:
                 raise InvalidRequest(name, "an unknown input", "the documented inputs")
         self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def is_empty(self, name: str) -> bool:
+        """Whether a tensor holds nothing: no element, or empty texts alone."""
+        array = self._arrays[name]
+        return array.dtype.kind in "OSU" and not any(array.flat) if array.size else True
 
     def flat(self, name: str) -> Array | None:
         """The checked values of a tensor, None when it was not sent. Raises InvalidRequest."""
