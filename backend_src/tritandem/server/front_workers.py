@@ -6,6 +6,7 @@ Owns the processes and the memory that they count in. Runs in the supervisor's t
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -17,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import Refusal
+from . import guardian
 from .logfile import open_log
 from .options import ServeOptions
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
+RESTART_S = 1.0  # between two starts of one worker
 CORES_A_WORKER, MAX_WORKERS = 4, 8
 
 
@@ -46,6 +49,7 @@ class FrontWorkers:
     _cpus: frozenset[int] = frozenset()
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _counters: int = -1  # memory that all workers count in
+    _started_s: dict[int, float] = field(default_factory=dict)
     _draining: bool = False
 
     def start(self, serve: ServeOptions, log_path: Path, cpus: frozenset[int]) -> None:
@@ -73,7 +77,9 @@ class FrontWorkers:
     def look_after(self) -> None:
         """Replace the workers that have died. Returns at once."""
         for worker, process in list(self._running.items()):
-            if process.poll() is not None and not self._draining:
+            if self._draining or time.monotonic() - self._started_s[worker] < RESTART_S:
+                continue
+            if process.poll() is not None:
                 self.say(f"worker {worker} of the OpenAI API has ended ({process.returncode}); starting another")
                 os.close(self._spawn(worker))
 
@@ -115,9 +121,12 @@ class FrontWorkers:
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone, and that one drains
             )
         os.close(write)
+        limit = guardian.descriptor_limit()  # every client takes one
+        with suppress(OSError, ValueError):
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         with suppress(OSError):
             os.sched_setaffinity(process.pid, self._cpus)
-        self._running[worker] = process
+        self._running[worker], self._started_s[worker] = process, time.monotonic()
         return read
 
 
