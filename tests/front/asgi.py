@@ -46,6 +46,10 @@ class Visit:
         lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self.scope = {"type": "http", "method": method, "path": path, "headers": lines}
 
+    def hold_body(self) -> None:
+        """Its end never comes."""
+        self._messages.put_nowait({**self._messages.get_nowait(), "more_body": True})
+
     def leave(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
 

@@ -318,6 +318,18 @@ def test_what_is_not_served_is_said(
     assert (reply.status, reply.json["error"]["param"]) == (status, param)
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.05)
+
+    async def script(app: App) -> Reply:
+        visit = Visit("POST", CHAT, HELLO)
+        visit.hold_body()
+        return await visit.run(app)
+
+    reply = house.run(streaming(), script)
+    assert (reply.status, reply.json["error"]["param"]) == (408, "body")
+
+
 @pytest.mark.parametrize("headers", [{"x-deadline-ms": "soon"}, {"x-deadline-ms": "0"}, {"x-priority": "high"}])
 def test_a_wrong_header_is_named(house: House, headers: dict[str, str]) -> None:
     reply = house.ask(streaming(), "POST", CHAT, HELLO, headers=headers)

@@ -109,6 +109,29 @@ def test_log_probabilities_come_in_both_shapes(api: Any) -> None:
     assert said.text_offset[0] == 0
 
 
+def test_every_field_is_understood(api: Any) -> None:
+    ours = {"top_k": 40, "min_p": 0.01, "min_tokens": 2, "repetition_penalty": 1.1, "bad_words": [" Paris", "Paris"]}
+    ours |= {"ignore_eos": True, "stop_token_ids": [5]}
+    asked = {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 3}
+    answer = api.chat.completions.with_raw_response.create(
+        model="tiny", messages=QUESTION, max_completion_tokens=6, stop=["END"], user="ann", metadata={"a": "b"},
+        extra_body={**ours, "chat_id": "of a user interface"}, **asked,
+        extra_headers={"x-priority": "batch", "x-deadline-ms": "60000", "x-request-id": "mine"},
+    )  # fmt: skip
+    assert answer.headers["x-ignored-fields"] == "chat_id"
+    assert answer.headers["x-request-id"] == "mine"
+    assert "Paris" not in answer.parse().choices[0].message.content
+
+
+def test_a_prompt_with_several_answers_is_prefilled_once(api: Any, client: RawClient) -> None:
+    prompt = "A story that nobody has told before: " + ", ".join(f"{i} {i * i}" for i in range(30))
+    before = client.engine_load().prefix_hit_tokens
+    usage = api.completions.create(model="tiny", prompt=prompt, max_tokens=4, n=3).usage
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    hits = client.engine_load().prefix_hit_tokens - before
+    assert hits >= 2 * (usage.prompt_tokens - 32), "the second and the third found it"
+
+
 def test_an_answer_ends_where_it_is_told_to(api: Any) -> None:
     answer = api.completions.create(prompt="1, 2, 3, 4,", max_tokens=32, stop=[" 7"], **GREEDY)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (" 5, 6,", "stop")
