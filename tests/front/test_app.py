@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tritandem.contracts.errors import ConfigError, Outcome
-from tritandem.front import exchange
+from tritandem.front import exchange, relay
 from tritandem.front.app import ENDPOINTS, App, Site
 from tritandem.front.ask import MAX_BODY_BYTES
 from tritandem.front.books import Books
@@ -316,6 +316,27 @@ def test_what_is_not_served_is_said(
 ) -> None:
     reply = house.ask(streaming(), method, path, body)
     assert (reply.status, reply.json["error"]["param"]) == (status, param)
+
+
+def test_a_client_that_leaves_over_its_body_is_counted_so(house: House) -> None:
+    async def script(app: App) -> Reply:
+        visit = Visit("POST", CHAT, HELLO)
+        visit.hold_body()
+        visit.leave()
+        return await visit.run(app)
+
+    assert house.run(streaming(), script).status == 0
+    assert house.counted(CHAT, "CANCELLED") == 1
+
+
+def test_a_fault_of_ours_is_a_500_and_its_whole_story_in_the_log(
+    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(relay.Relay, "answer")
+    reply = house.ask(streaming(), "POST", CHAT, HELLO)
+    assert (reply.status, reply.json["error"]["message"]) == (500, "internal error (AttributeError)")
+    assert "app.py" in capsys.readouterr().out
+    assert house.counted(CHAT, "FAILED") == 1
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from .ask import MAX_BODY_BYTES, no_model, parse_body, read_ask, refuse_other_mo
 from .books import Books
 from .chat import ChatShape
 from .completions import CompletionShape
-from .errors import CLIENT_GONE, ApiError, draining, from_client, invalid
+from .errors import ApiError, ClientGone, draining, from_client, invalid
 from .exchange import Exchange, Receive, Send
 from .keys import Caller, Keys
 from .openapi import document
@@ -93,12 +94,12 @@ class App:
             outcome = await self._serve(exchange, line)
         except ApiError as error:
             outcome, line["error"] = error.outcome, str(error)
-            if error.status != CLIENT_GONE or not line.pop("gone", False):
+            if not isinstance(error, ClientGone):
                 await _say(exchange, error)
             line["status"] = error.status
-        except Exception as error:
+        except Exception as error:  # a fault of ours: the client hears its kind, the log all of it
             failed = ApiError(500, f"internal error ({type(error).__name__})", "server_error", outcome=Outcome.FAILED)
-            outcome, line["error"], line["status"] = failed.outcome, f"{type(error).__name__}: {error}", 500
+            outcome, line["error"], line["status"] = failed.outcome, traceback.format_exc(limit=-5), 500
             await _say(exchange, failed)
         line.setdefault("status", exchange.status)
         line["ms"] = round((time.monotonic() - begun_s) * 1e3, 3)
@@ -140,8 +141,7 @@ class App:
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                line["gone"] = True
-                raise ApiError(CLIENT_GONE, "the client has gone", outcome=Outcome.CANCELLED)
+                raise ClientGone
             work.result()
         except TritandemClientError as error:
             raise from_client(error, ask.names) from error

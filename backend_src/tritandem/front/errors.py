@@ -62,6 +62,13 @@ class ApiError(Exception):
         return json.dumps({"error": said}).encode()
 
 
+class ClientGone(ApiError):
+    """Nobody is left to tell; the log hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, "the client has gone", outcome=Outcome.CANCELLED)
+
+
 def invalid(param: str, given: object, allowed: str, code: str = "invalid_value") -> ApiError:
     """A field is wrong: the message names it, what was given and what is allowed."""
     return ApiError(400, str(InvalidHere(param, given, allowed)), param=printable(param), code=code)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from .errors import ApiError
+from .errors import ApiError, ClientGone
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -54,7 +54,7 @@ class Exchange:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ApiError(499, "the client has gone")
+                raise ClientGone
             body += message.get("body", b"")
             if len(body) > max_bytes:
                 raise _too_long(max_bytes)
