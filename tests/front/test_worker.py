@@ -7,8 +7,10 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -200,6 +202,19 @@ def test_a_thousand_malformed_bodies_disturb_nobody_and_leave_nothing(tmp_path: 
                 raw.sendall(cut)  # and goes
         go_on.set()
         assert healthy.read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_with_a_certificate_it_speaks_https(tmp_path: Path) -> None:
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    with front(streaming(), tmp_path / "log", tls=(chain, key)) as (_, port, _said):
+        trusted = ssl.create_default_context(cafile=chain)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=trusted)
+        connection.request("POST", "/v1/chat/completions", BODY, {"Connection": "close"})
+        assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
 def test_a_stopped_worker_is_killed_in_the_end(tmp_path: Path) -> None:

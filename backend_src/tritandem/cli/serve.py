@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     def on_ready(server: TritonServer) -> None:
         say(f"ready: gRPC {server.grpc_url}, HTTP http://{server.http_url}, metrics {server.metrics_url}")
         if front:
-            say(f"OpenAI API: {server.openai_url}, model {front.models[0]}")
+            say(f"OpenAI API: {front.base_url(server.options)}, model {front.models[0]}")
         say(f'try: {_program()} generate "What is the capital of France?" --chat' + _url_flag(server))
 
     policy = RestartPolicy(max_restarts=args.max_restarts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ def _add_front_flags(parser: argparse.ArgumentParser) -> None:
         help="what the model is called there; repeat it for further names (default: the name given by --model)",
     )
     add("--openai-keys", type=Path, metavar="FILE", help="TOML file of API keys (default: no key is asked for)")
+    add("--openai-tls-cert", type=Path, metavar="FILE", help="PEM file of a certificate chain: HTTPS (default: HTTP)")
+    add("--openai-tls-key", type=Path, metavar="FILE", help="PEM file of its key")
     add(
         "--openai-cors",
         action="append",
@@ -130,14 +133,29 @@ def _add_front_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def front_options(args: argparse.Namespace) -> FrontOptions | None:
-    """None: the OpenAI API is not served. Raises ConfigError for keys that cannot be read."""
+    """None: the OpenAI API is not served. Raises ConfigError for files that cannot be read."""
     from tritandem.front.keys import read_keys
 
     if not args.openai_port:
         return None
     read_keys(args.openai_keys)
     names = tuple(args.openai_model) or (Path(args.model).name.removesuffix(".gguf"),)
-    return FrontOptions(names, args.openai_keys, tuple(args.openai_cors), args.openai_workers)
+    tls = _certificate(args.openai_tls_cert, args.openai_tls_key)
+    return FrontOptions(names, args.openai_keys, tuple(args.openai_cors), args.openai_workers, tls)
+
+
+def _certificate(chain: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if chain is None and key is None:
+        return None
+    if chain is None or key is None:
+        raise ConfigError("--openai-tls-cert: given without --openai-tls-key or the other way round, allowed: both")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
+    except OSError as error:
+        raise ConfigError(
+            f"--openai-tls-cert: given {chain} and {key}, allowed: PEM files that fit ({error})"
+        ) from None
+    return chain, key
 
 
 def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8080, help="where to listen (default: %(default)s)")
     add("--model", action="append", required=True, help="a name of the model; repeat it for further ones")
     add("--keys", type=Path, help="TOML file of API keys")
+    add("--tls-cert", type=Path, help="PEM file of a certificate chain: HTTPS instead of HTTP")
+    add("--tls-key", type=Path, help="PEM file of its key")
     add("--cors", action="append", default=[], help="an origin whose pages may ask, or *")
     add("--counters-fd", type=int, default=-1, help="memory that all workers count in")
     add("--worker", type=int, default=0, help="which of them this is")
@@ -92,6 +94,8 @@ async def serve(site: Site, books: Books, args: argparse.Namespace) -> None:
             date_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=IDLE_CONNECTION_S,
+            ssl_certfile=args.tls_cert,
+            ssl_keyfile=args.tls_key,
         )
         server = Server(config, args.ready_fd)
 

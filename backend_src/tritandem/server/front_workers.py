@@ -30,12 +30,17 @@ CORES_A_WORKER, MAX_WORKERS = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
-    """`models`: names under which the model is served. `workers`: 0 is by cores."""
+    """`models`: names under which the model is served. `workers`: 0 is by cores. `tls`: certificate and key, as PEM."""
 
     models: tuple[str, ...]
     keys: Path | None = None
     origins: tuple[str, ...] = ()
     workers: int = 0
+    tls: tuple[Path, Path] | None = None
+
+    def base_url(self, serve: ServeOptions) -> str:
+        """What clients of OpenAI's are given."""
+        return f"{'https' if self.tls else 'http'}://{serve.url(serve.openai_port)}/v1"
 
 
 @dataclass(slots=True)
@@ -61,6 +66,8 @@ class FrontWorkers:
         self._words += [word for origin in self.options.origins for word in ("--cors", origin)]
         if self.options.keys:
             self._words += ["--keys", str(self.options.keys)]
+        if self.options.tls:
+            self._words += ["--tls-cert", str(self.options.tls[0]), "--tls-key", str(self.options.tls[1])]
         self._log_path, self._cpus, self._draining = log_path, cpus, False
         pipes = {worker: self._spawn(worker) for worker in range(self.options.workers or workers_for(len(cpus)))}
         end_s = time.monotonic() + START_TIMEOUT_S

@@ -93,11 +93,6 @@ class TritonServer:
         return self.options.url(self.options.grpc_port)
 
     @property
-    def openai_url(self) -> str:
-        """What clients of OpenAI's call the base URL; nothing answers there unless it is served."""
-        return f"http://{self.options.url(self.options.openai_port)}/v1"
-
-    @property
     def metrics_url(self) -> str:
         return f"http://{self.options.url(self.options.metrics_port)}/metrics"
 
