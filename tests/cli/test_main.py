@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tritandem.cli import demo
 from tritandem.cli.main import build_parser, main
-from tritandem.cli.server_flags import server_arguments
+from tritandem.cli.server_flags import front_options, server_arguments
 
 from tests.fakes.ports import free_ports
 
@@ -115,11 +115,39 @@ def test_a_wrong_configuration_is_refused(
         ["--drain-timeout-s", "nan"],
         ["--ready-timeout-s", "-1"],
         ["--max-restarts", "-1"],
+        ["--openai-port", "70000"],
+        ["--openai-workers", "-1"],
     ],
 )
 def test_numbers_out_of_range_are_wrong_usage(flags: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--openai-keys", "nowhere.toml"],
+        ["--openai-tls-cert", "chain.pem"],
+        ["--openai-tls-cert", "chain.pem", "--openai-tls-key", "key.pem"],
+    ],
+)
+def test_files_of_the_openai_api_are_read_before_anything_is_started(
+    flags: list[str], model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", str(model_folder), *flags]) == 2
+    assert complaint(capsys).startswith(f"tritandem: {flags[0]}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [([], ("model",)), (["--openai-model", "a", "--openai-model", "b"], ("a", "b")), (["--openai-port", "0"], None)],
+)
+def test_the_openai_api_calls_the_model_what_it_is_told(
+    flags: list[str], names: tuple[str, ...] | None, model_folder: Path
+) -> None:
+    options = front_options(build_parser().parse_args(["serve", "--model", str(model_folder), *flags]))
+    assert (options and options.models) == names
 
 
 @pytest.mark.parametrize(
