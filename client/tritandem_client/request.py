@@ -28,6 +28,7 @@ Message = Mapping[str, Any]
 class Options(TypedDict, total=False):
     """Everything that `generate`, `stream`, `chat` and `chat_stream` accept by keyword. What is not given is not sent.
 
+    `tools`: of a chat, functions that the model may call, in OpenAI's form; the call is text in the model's own form.
     `logprobs`: number of alternatives per token (0: the chosen token's only). `traceparent`: W3C trace context of the
     caller's span. `extra`: more request parameters, passed through as they are. `timeout_s` overrides the client's own.
     """
@@ -54,6 +55,7 @@ class Options(TypedDict, total=False):
     traceparent: str
     request_id: str
     timeout_s: float | None
+    tools: Sequence[Mapping[str, Any]]
     extra: Mapping[str, str | int | bool]
 
 
@@ -147,6 +149,8 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, str | int | bool]:
         if isinstance(given["deadline_ms"], bool) or not isinstance(given["deadline_ms"], int):
             raise InvalidRequest("deadline_ms", given["deadline_ms"], "a whole number of milliseconds")
         parameters["deadline_ms"] = given["deadline_ms"]
+    if given.get("tools"):
+        parameters["tools"] = json.dumps(given["tools"], ensure_ascii=False)
     for name in ("tenant", "traceparent"):
         if name in given:
             parameters[name] = str(given[name])

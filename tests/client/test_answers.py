@@ -111,6 +111,16 @@ def test_chat_sends_messages_as_a_parameter_and_no_text(way: Any) -> None:
         assert "text_input" not in request.inputs
 
 
+def test_tools_go_beside_a_chat(way: Any) -> None:
+    server, client = way.connect(streaming(["Hi"]))
+    tools = [{"type": "function", "function": {"name": "wetter", "description": "für Köln"}}]
+    client.chat([{"role": "user", "content": "hello"}], tools=tools)
+    client.chat([{"role": "user", "content": "hello"}], tools=[])
+    first, second = (request.parameters for request in server.visitors.requests)
+    assert json.loads(first["tools"]) == tools
+    assert "tools" not in second
+
+
 def test_only_what_the_caller_gave_is_sent(way: Any) -> None:
     server, client = way.connect(streaming())
     list(client.stream("x"))

@@ -14,7 +14,14 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, 
 
 ONE_VALUE = {tensor.name: tensor.dtype for tensor in INPUTS if tensor.dims == (1,)}
 MANY_VALUES = {tensor.name: tensor.dtype for tensor in INPUTS if tensor.dims == (-1,)}
-PARAMETERS = {"messages": str, "priority_class": str, "deadline_ms": int, "tenant": str, "traceparent": str}
+PARAMETERS = {
+    "messages": str,
+    "tools": str,
+    "priority_class": str,
+    "deadline_ms": int,
+    "tenant": str,
+    "traceparent": str,
+}
 
 
 @dataclass

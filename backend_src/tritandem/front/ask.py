@@ -65,7 +65,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise invalid("body", document, "a JSON object")
     halves = "\\ud" in text or "\\uD" in text  # JSON can write half a character, as an escape
     for name, value in document.items():
-        if isinstance(value, (dict, list)) and _deeper_than(value, MAX_DEPTH):
+        if isinstance(value, (dict, list)) and client_json.deeper_than(value, MAX_DEPTH):
             raise invalid(name, f"more than {MAX_DEPTH} levels", "fewer")
         if halves:
             _refuse_half_characters(name, value)
@@ -77,20 +77,6 @@ def _refuse_half_characters(name: str, value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise invalid(name, f"half a character at {error.start}", "text that UTF-8 can express") from None
-
-
-def _deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
 
 
 def read_ask(door: str, document: Mapping[str, Any]) -> Ask:

@@ -94,7 +94,7 @@ class TextTokenizer:
         the messages hold. Long conversations are rendered in the pool. The future raises InvalidRequest or
         EngineFailed.
         """
-        here = self._renders_quickly(messages)
+        here = self._renders_quickly(messages, tools)
         job = Job("", "messages", max_tokens, self._counters)
 
         def begin(start: Callable[[Job, Encode], None]) -> None:
@@ -139,11 +139,12 @@ class TextTokenizer:
             job.text = self._chat.render(messages, add_generation_prompt, tools, variables)
         return lambda: self._engines.encode(job.text, False, True)
 
-    def _renders_quickly(self, messages: Any) -> bool:
+    def _renders_quickly(self, messages: Any, tools: Any) -> bool:
         """Whether rendering is no work to speak of; true also of what is no conversation at all."""
         if not isinstance(messages, (list, tuple)):
             return True
-        return len(messages) <= INLINE_MESSAGES and sum(map(len, strings_in(messages))) <= self._config.inline_chars
+        chars = sum(map(len, strings_in([messages, tools])))
+        return len(messages) <= INLINE_MESSAGES and chars <= self._config.inline_chars
 
     def _start(self, job: Job, encode: Encode) -> None:
         if len(job.text) > self._config.inline_chars:

@@ -106,6 +106,8 @@ class BlsTokenizer:
             # A request without any tensor cannot be made; `stop` false says nothing.
             inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))
             parameters["messages"] = prompt.chat or ""
+            if prompt.tools is not None:
+                parameters["tools"] = prompt.tools
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
             requested_output_names=handover.OUTPUTS,

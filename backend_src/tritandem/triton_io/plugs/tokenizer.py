@@ -33,7 +33,7 @@ from ..hops.inner_key import InnerKey, load_inner_key
 from ..hops.waiting_texts import WaitingTexts
 from ..reports.publishing import tokenizer_publisher
 from ..reports.tokenizer_report import TokenizerReport
-from ..request.chat_messages import read_messages
+from ..request.chat_messages import read_messages, read_tools
 from ..request.incoming import read_arrays, read_id, read_parameters_text
 from ..request.prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
 from ..request.schema import REFUSAL
@@ -140,7 +140,8 @@ class TokenizerPlug:
             return self._tokenizer.submit(
                 prompt.text, add_special_tokens=prompt.add_special_tokens, max_tokens=self._max_tokens
             )
-        return self._tokenizer.submit_chat(read_messages(prompt.chat or ""), max_tokens=self._max_tokens)
+        messages, tools = read_messages(prompt.chat or ""), read_tools(prompt.tools)
+        return self._tokenizer.submit_chat(messages, tools=tools, max_tokens=self._max_tokens)
 
     def _noted(self, done: Future[Encoded]) -> None:
         if self._note is not None and done.exception() is None:

@@ -38,6 +38,21 @@ def parse(
         raise InvalidRequest(name, f"malformed JSON ({error})", allowed) from error
 
 
+def deeper_than(value: Any, depth: int) -> bool:
+    """Of a list or an object: whether brackets stand inside each other more than `depth` times."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _has_more_parts(text: str, limit: int) -> bool:
     """Whether there are more quotes, brackets and commas than that outside of texts."""
     if len(text.encode("utf-8", "replace").translate(None, _NO_PART)) <= limit:

@@ -19,6 +19,7 @@ from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, IGNORED_PARAMETERS, INPUT_OF_NA
 from .tensor_values import Inputs
 
 MAX_CHAT_CHARS = 1 << 24
+MAX_TOOLS_CHARS = 1 << 20
 MAX_COMPARED_CHARS = 64
 MAX_TENANT_CHARS = 128
 _OTHERS = IGNORED_PARAMETERS | {DRAIN_KEY, DRAIN_TIMEOUT_MS}
@@ -30,6 +31,7 @@ class PromptSource:
 
     text: str | None = None
     chat: str | None = None
+    tools: str | None = None  # beside `chat`: the JSON text of the functions that the model may call
     input_ids: Int32Array | None = None
     stop: bool = False
     add_special_tokens: bool = True  # to `text`
@@ -37,7 +39,7 @@ class PromptSource:
     @property
     def chars(self) -> int:
         """Characters to encode, roughly: what tells short work from long."""
-        return len(self.text or self.chat or "")
+        return len(self.text or self.chat or "") + len(self.tools or "")
 
     @property
     def field_name(self) -> str:
@@ -109,16 +111,23 @@ def read_prompt(inputs: Inputs, parameters: Mapping[str, Any]) -> PromptSource:
     if lengths is not None and (input_ids is None or lengths != len(input_ids)):
         allowed = "input_ids beside it" if input_ids is None else f"{len(input_ids)}, the number of input_ids"
         raise InvalidRequest("input_lengths", lengths, allowed)
-    return PromptSource(text, None if chat is None else _read_chat(chat), input_ids, add_special_tokens=add)
+    tools = _read_json_text("tools", parameters.get("tools"), MAX_TOOLS_CHARS)
+    if tools is not None and chat is None:
+        raise InvalidRequest("tools", "without messages", "beside messages: a chat's template says what may be called")
+    chat = _read_json_text("messages", chat, MAX_CHAT_CHARS)
+    return PromptSource(text, chat, tools, input_ids, add_special_tokens=add)
 
 
-def _read_chat(given: object) -> str:
+def _read_json_text(name: str, given: object, max_chars: int) -> str | None:
+    """As it came; whether it is JSON is the tokenizer's to find out."""
+    if given is None:
+        return None
     if not isinstance(given, str):
-        raise InvalidRequest("messages", type(given).__name__, "a JSON text")
-    if len(given) > MAX_CHAT_CHARS:
-        raise InvalidRequest("messages", f"{len(given)} characters", f"at most {MAX_CHAT_CHARS} characters")
+        raise InvalidRequest(name, type(given).__name__, "a JSON text")
+    if len(given) > max_chars:
+        raise InvalidRequest(name, f"{len(given)} characters", f"at most {max_chars} characters")
     try:
         given.encode()
     except UnicodeEncodeError as error:  # JSON can write half a character
-        raise InvalidRequest("messages", f"half a character at {error.start}", "text that UTF-8 can express") from None
+        raise InvalidRequest(name, f"half a character at {error.start}", "text that UTF-8 can express") from None
     return given

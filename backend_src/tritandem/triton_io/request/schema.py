@@ -259,6 +259,7 @@ OUTPUTS_OF_FLAG = {
 # Custom request parameters. Triton keeps `priority` and `timeout` for itself: they never arrive here.
 PARAMETERS = {
     "messages": "JSON list of {role, content}: a chat, instead of text_input",
+    "tools": "JSON list of {type: function, function: {name, parameters, ...}}: what a chat may call",
     "priority_class": "as the input priority",
     "deadline_ms": "as the input deadline_ms",
     "tenant": "whose fair share this counts against and whose cached prefixes it shares, at most 128 characters",
