@@ -7,6 +7,7 @@
 #   make docs     the pages of docs/ into build/docs, with every link checked
 #   make fuzz     random and adversarial texts, FUZZ_TEXTS a vocabulary, against every tokenizer engine
 #   make audit    known vulnerabilities of the pinned packages; needs the network, fails when a package cannot be looked up
+#   make ecosystem  other people's programs against a live server; needs their registries, writes docs/ecosystem.md
 #   make soak     twice the sustainable load for SOAK_SECONDS with everything that goes wrong; the last line is JSON
 #   make clean    remove .venv and everything generated    (fetched models stay in the cache folder)
 PYTHON ?= python3
@@ -73,7 +74,10 @@ audit: $(STAMP)
 soak: model
 	@$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(ARGS)
 
+ecosystem: model
+	@$(BIN)/python -m tools.ecosystem $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(AUDIT) build */build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
+	rm -rf $(VENV) $(AUDIT) .ecosystem build */build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -prune -exec rm -rf {} +

@@ -135,6 +135,12 @@ CHANGES: dict[str, tuple[tuple[str, str, str], ...]] = {
 REGISTERED = {
     "an attention backend": ("engine/attention/", "engine/attention/registry.py"),
     "a format of weights": ("engine/model/linear/", "engine/model/linear/registry.py"),
+    "a field of the OpenAI API": ("front/fields.py",),
+    "an endpoint of it": ("front/chat.py",),
+    "a name, tensors or defaults for clients of another server": (
+        "tools/repository.py",
+        "triton_io/request/dialects.py",
+    ),
 }
 
 
@@ -210,6 +216,7 @@ def test_the_client_sends_every_sampling_parameter() -> None:
 
 def test_a_sampling_fields_name_stands_in_the_table_and_in_its_feature() -> None:
     elsewhere = {
+        "front/fields.py",  # the names of the OpenAI API
         "model_facts/summary.py",  # keys of a generation_config.json, which transformers names
     }
     names = {name for name, fact in FIELDS.items() if fact.feature} - {"temperature"}  # without that nothing is drawn

@@ -129,6 +129,14 @@ def test_token_ids_in_and_out() -> None:
         read("tensorrt_llm", asked | {"input_lengths": one(4, np.int32)})
 
 
+def test_no_stream_of_the_trt_dialects_repeats_the_prompt() -> None:
+    told = {"stream": one(True, np.bool_), "exclude_input_in_output": one(False, np.bool_)}
+    made, _ = read("tensorrt_llm_bls", {"text_input": text("hello")} | told)
+    assert made.prompt_text is None
+    made, _ = read("vllm_model", {"text_input": text("hello")} | told)
+    assert made.prompt_text == "hello"
+
+
 def test_words_come_as_ids_in_one_row_and_their_ends_in_another() -> None:
     words = np.array([[[65, 66, 67, 0], [1, 3, -1, -1]]], np.int32)
     made, _ = read("tensorrt_llm", {"input_ids": IDS, "stop_words_list": words, "bad_words_list": words})
@@ -148,8 +156,11 @@ def test_times_come_last_and_only_when_asked_for() -> None:
         assert "arrival_time_ns" not in first
         names = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
         assert [name in last for name in names] == [asked] * 4
+        blocks = [f"kv_cache_{what}_blocks" for what in ("alloc_total", "reused", "alloc_new")]
         if asked:
-            assert [int(last[name][0]) for name in names] == [1, 3, 6, 7]
+            assert [int(last[name][0][0]) for name in names] == [1, 3, 6, 7]
+            assert [last[name].tolist() for name in blocks] == [[[1]], [[0]], [[1]]], "7 tokens of 16 a block"
+            assert [last[name].tolist() for name in ("acceptance_rate", "total_draft_tokens")] == [[[0.0]], [[0]]]
 
 
 def test_a_facades_name_for_the_prompt_tells_the_dialect_and_is_gone_afterwards() -> None:

@@ -147,6 +147,11 @@ def test_the_budget_has_the_names_that_clients_know() -> None:
         assert request(PROMPT, {name: 7}).sampling.max_tokens == sampled(**{name: 7}).sampling.max_tokens == 7
 
 
+def test_the_newer_name_of_the_budget_goes_before_the_older_one() -> None:
+    assert request(PROMPT, {"max_tokens": 60, "max_completion_tokens": 5}).sampling.max_tokens == 5
+    assert request(PROMPT | {"max_tokens": one(60, np.int32)}, {"max_completion_tokens": "5"}).sampling.max_tokens == 5
+
+
 def test_lists_come_as_texts_where_parameters_hold_no_lists() -> None:
     made = request(PROMPT, {"stop": '["a", "b"]', "stop_token_ids": "[3, 4]", "bad_words": "xy"})
     assert (made.stop_words, made.stop_ids, made.bad_words) == (("a", "b"), (2, 3, 4), ((ord("x"), ord("y")),))

@@ -64,9 +64,7 @@ def facades() -> str:
             greedy,
             draws,
             seed,
-            "off",
-            "none",
-            echoed[dialect.exclude_input],
+            echoed[dialect.exclude_input] + ("" if dialect.echoes_in_streams else ", even if asked"),
             reason + asked,
         )
 

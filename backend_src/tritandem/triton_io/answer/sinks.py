@@ -16,13 +16,19 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ...contracts.answers import Chunk, TokenLogprob
+from ...contracts.answers import Chunk, Stamps, TokenLogprob
 from ...contracts.errors import TritandemError
 from ...telemetry.duration_counts import DurationCounts
 from ..request.decoder import ReturnOptions
-from ..request.schema import OUTPUTS, OUTPUTS_OF_FLAG
+from ..request.schema import OUTPUTS, PERF_OUTPUTS
 from ..stub_2_51.finished_calls import FinishedCalls
 from .replies import FINAL, send_error
+
+_TYPE_OF_OUTPUT = {
+    tensor.name: {"INT64": np.int64, "INT32": np.int32, "FP32": np.float32}[tensor.dtype]
+    for tensor in OUTPUTS
+    if tensor.name in PERF_OUTPUTS
+}
 
 
 class TritonSink:
@@ -41,6 +47,7 @@ class TritonSink:
         token_text: Callable[[int], str],
         finished_calls: FinishedCalls,
         send_times: DurationCounts | None = None,
+        block_tokens: int = 16,
     ) -> None:
         self._sender = sender
         self._send_times = send_times
@@ -49,6 +56,7 @@ class TritonSink:
         dialect = returns.dialect
         self._indices = dialect.indices or len(self._wanted) < len(OUTPUTS)
         self._echoed_ids = returns.echoed_ids
+        self._output_tokens, self._block_tokens = 0, block_tokens
         self._token_text = token_text
         self._ended = False
         # Triton frees what `is_cancelled` asks about when FINAL goes out: asking at that moment ends the server.
@@ -113,6 +121,7 @@ class TritonSink:
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def _every_response(self, chunk: Chunk) -> dict[str, Any]:
+        self._output_tokens += chunk.num_output_tokens
         names = self._returns.names
         arrays: dict[str, Any] = {"text_output": _text(chunk.text)}
         if "num_input_tokens" in names:
@@ -148,15 +157,21 @@ class TritonSink:
         if "used_seed" in self._returns.names:
             arrays["used_seed"] = np.array([chunk.seed], np.uint64)
         if "arrival_time_ns" in self._returns.names and chunk.stamps is not None:
-            stamps = chunk.stamps
-            times = (stamps.received_ns, stamps.dispatched_ns, stamps.first_token_ns, stamps.last_token_ns)
-            for name, time_ns in zip(OUTPUTS_OF_FLAG["return_perf_metrics"], times, strict=True):
-                arrays[name] = np.array([time_ns], np.int64)
+            arrays |= self._performance(chunk, chunk.stamps)
         if chunk.outcome is not None:
             arrays["outcome"] = _text(chunk.outcome.value)
         if chunk.stamps is not None:
             arrays["stamps"] = np.array(astuple(chunk.stamps), np.int64)
         return arrays
+
+    def _performance(self, chunk: Chunk, stamps: Stamps) -> dict[str, Any]:
+        total = -(-(chunk.num_input_tokens + self._output_tokens) // self._block_tokens)
+        reused = chunk.cached_tokens // self._block_tokens
+        times = (stamps.received_ns, stamps.dispatched_ns, stamps.first_token_ns, stamps.last_token_ns)
+        values = (*times, reused, total - reused, total, 0.0, 0, 0)
+        return {
+            name: np.array([[value]], _TYPE_OF_OUTPUT[name]) for name, value in zip(PERF_OUTPUTS, values, strict=True)
+        }
 
 
 def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int], str]) -> str:

@@ -64,9 +64,10 @@ class SchedulerPlug:
         drain_key: str = "",
         send_times: DurationCounts | None = None,
         exclude_input: str = "streams",
+        block_tokens: int = 16,
     ) -> None:
         self._service = service
-        self._exclude_input = exclude_input
+        self._exclude_input, self._block_tokens = exclude_input, block_tokens
         self._tokenizer = tokenizer
         self._ask_limits = limits
         self._limits: ModelLimits | None = None
@@ -150,7 +151,9 @@ class SchedulerPlug:
             self._tokenize(draft, sink, sender)
 
     def _sink(self, sender: Any, returns: ReturnOptions, wanted: Sequence[str]) -> TritonSink:
-        return TritonSink(sender, returns, wanted, self._token_text, self._finished_calls, self._send_times)
+        return TritonSink(
+            sender, returns, wanted, self._token_text, self._finished_calls, self._send_times, self._block_tokens
+        )
 
     def _tokenize(self, draft: Draft, sink: TritonSink, sender: Any) -> None:
         limits = self._model_limits()

@@ -79,6 +79,7 @@ def start(process: Process) -> WatchedPlug:
         drain_key=os.environ.get(DRAIN_KEY_ENV, ""),
         send_times=observer.send if telemetry.metrics else None,
         exclude_input=config.scheduler.exclude_input_in_output,
+        block_tokens=config.engine.block_tokens,
     )
     return process.watched(plug)
 

@@ -158,6 +158,7 @@ def _read_returns(
         raise InvalidRequest("exclude_input_in_output", False, "true without text_input")
     if exclude is None:
         exclude = (prompt.text is None and not echo_ids) or {"all": True, "none": False}.get(without_prompt, stream)
+    exclude = exclude or (stream and not dialect.echoes_in_streams)
     names = _asked_for(inputs, dialect)
     return ReturnOptions(
         OutputOptions(

@@ -20,6 +20,7 @@ class Dialect:
     temperature: float | None = None  # None: 0, or 1 where another field asks for draws
     lone_temperature_draws: bool = True  # False: it takes top_k, top_p or min_p as well
     exclude_input: str | None = None  # as the setting `scheduler.exclude_input_in_output`, None: that setting
+    echoes_in_streams: bool = True  # False: no stream repeats the prompt, whatever the request says
     finish_reason: bool = True  # whether return_finish_reason is true by default
     finish_reason_always: bool = False  # on every response, the text "None" before the last
     null_logprobs: bool = False  # the text "null" where the sampling parameters ask for none
@@ -31,12 +32,19 @@ OWN = Dialect("scheduler, ensemble")
 VLLM = Dialect(
     "vllm_model", 16, 1.0, exclude_input="streams", finish_reason=False, finish_reason_always=True, null_logprobs=True
 )
-BLS = Dialect("tensorrt_llm_bls", lone_temperature_draws=False, exclude_input="streams", indices=True)
+BLS = Dialect(
+    "tensorrt_llm_bls", lone_temperature_draws=False, exclude_input="streams", echoes_in_streams=False, indices=True
+)
 LLM_API = Dialect(
     "tensorrt_llm, text_input", 32, lone_temperature_draws=False, exclude_input="all", finish_reason=False
 )
 TOKENS = Dialect(
-    "tensorrt_llm, input_ids", lone_temperature_draws=False, exclude_input="streams", indices=True, token_ids=True
+    "tensorrt_llm, input_ids",
+    lone_temperature_draws=False,
+    exclude_input="streams",
+    echoes_in_streams=False,
+    indices=True,
+    token_ids=True,
 )
 
 # Inputs of `scheduler` that only facades send: what dialect each brings, and the public input that it is.

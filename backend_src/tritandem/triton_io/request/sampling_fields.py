@@ -113,8 +113,10 @@ def _whole_list(name: str, value: object) -> tuple[int, ...]:
     return tuple(read_whole(name, one) for one in value)
 
 
+_NEWER_BUDGET = "max_completion_tokens"  # clients send it beside a default max_tokens of theirs: it goes before that
 _READERS: dict[str, Callable[[str, object], Any]] = {
     **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
+    _NEWER_BUDGET: read_whole,
     "logprobs": read_whole,
     "ignore_eos": _flag,
     "end_id": read_whole,
@@ -125,7 +127,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
 
 _ID_WORDS = {"stop_words_list": MAX_STOP_WORDS, "bad_words_list": MAX_BAD_WORDS}
 _LISTS = frozenset({"stop_words", "bad_words", "stop_token_ids"})
-_OTHER_NAMES = {"stop": "stop_words", "max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
+_OTHER_NAMES = {"stop": "stop_words", "max_new_tokens": "max_tokens"}
 _JSON_ALIASES = {**{alias: name for alias, name in ALIASES.items() if not alias.startswith(PREFIX)}, **_OTHER_NAMES}
 
 _NUMBERS = {
@@ -272,6 +274,8 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     stop_token_ids = found.pop("stop_token_ids", ())
     if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest("stop_token_ids", f"{len(stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+    if _NEWER_BUDGET in found:
+        found["max_tokens"] = found.pop(_NEWER_BUDGET)
     end_id = found.pop("end_id", None)
     if end_id is not None and not -(2**31) <= end_id < 2**31:
         raise InvalidRequest("end_id", end_id, "an id; -1 or beyond the vocabulary: none")

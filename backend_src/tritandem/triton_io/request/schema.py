@@ -70,7 +70,9 @@ OUTPUT_INPUTS = (
     _one("return_cumulative_logprob", "BOOL", "false", "true, false", "cumulative_logprob on each response"),
     _one("return_logprobs", "BOOL", "false", "true, false", "logprobs on each response"),
     _one("return_log_probs", "BOOL", "false", "true, false", "cum_log_probs and output_log_probs on each response"),
-    _one("return_perf_metrics", "BOOL", "false", "true, false", "the four times of an answer on the last response"),
+    _one(
+        "return_perf_metrics", "BOOL", "false", "true, false", "times and KV blocks of the answer on the last response"
+    ),
     _one("return_seed", "BOOL", "false", "true, false", "used_seed on the last response"),
 )
 
@@ -209,10 +211,20 @@ FACADE_INPUTS = (
 _UNSERVED = (
     ("context_logits", "FP32", (-1, -1)),
     ("generation_logits", "FP32", (-1, -1, -1)),
-    *((f"kv_cache_{what}_blocks", "INT32", (1,)) for what in ("alloc_new", "reused", "alloc_total")),
-    ("acceptance_rate", "FP32", (1,)),
-    *((f"total_{what}_tokens", "INT32", (1,)) for what in ("accepted_draft", "draft")),
 )
+_PERF = "last response, with return_perf_metrics"
+PERF_OUTPUTS = {
+    **{
+        f"{what}_time_ns": f"{_PERF}: of `stamps`"
+        for what in ("arrival", "first_scheduled", "first_token", "last_token")
+    },
+    "kv_cache_reused_blocks": f"{_PERF}: cached_tokens in whole KV blocks",
+    "kv_cache_alloc_new_blocks": f"{_PERF}: KV blocks beside those",
+    "kv_cache_alloc_total_blocks": f"{_PERF}: KV blocks of prompt and answer",
+    "acceptance_rate": f"{_PERF}: 0, nothing is speculative",
+    "total_accepted_draft_tokens": f"{_PERF}: 0",
+    "total_draft_tokens": f"{_PERF}: 0",
+}
 
 STAMP_COUNT = 9  # fields of contracts.Stamps, in order
 
@@ -229,10 +241,10 @@ OUTPUTS: tuple[PublicTensor, ...] = (
     _one("outcome", "BYTES", "", "COMPLETED, STOPPED", "last response; other outcomes are error responses"),
     _one("cached_tokens", "UINT32", "", "", "last response: prompt tokens found in the prefix cache"),
     PublicTensor("stamps", "INT64", (STAMP_COUNT,), "", "", "last response: monotonic ns of each stage, or 0"),
-    _one("arrival_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
-    _one("first_scheduled_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
-    _one("first_token_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
-    _one("last_token_time_ns", "INT64", "", "", "with return_perf_metrics: of `stamps`"),
+    *(
+        _one(name, "FP32" if name == "acceptance_rate" else "INT64" if name.endswith("_ns") else "INT32", "", "", doc)
+        for name, doc in PERF_OUTPUTS.items()
+    ),
     _one("batch_index", "INT32", "", "0", "when named among the requested outputs"),
     _one("sequence_index", "INT32", "", "0", "when named among the requested outputs"),
     *(PublicTensor(name, dtype, dims, "", "", "never sent; may be requested") for name, dtype, dims in _UNSERVED),
@@ -252,7 +264,7 @@ OUTPUTS_OF_FLAG = {
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_logprobs": ("logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
-    "return_perf_metrics": ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
+    "return_perf_metrics": tuple(PERF_OUTPUTS),
     "return_seed": ("used_seed",),
 }
 
