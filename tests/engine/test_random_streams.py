@@ -15,7 +15,7 @@ from tritandem.triton_io.request.tensor_values import Inputs
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts
 
-LIMITS = ModelLimits(256, VOCAB, (), 12, PriorityClass.NORMAL, 0.0, lambda word: [3])
+LIMITS = ModelLimits(256, VOCAB, (), 12, PriorityClass.NORMAL, 0.0, lambda word: [3], str, {})
 # So hot that a tiny model's first words are nearly uniform over its 131 tokens: of 25 independent ones, 300 / 131 = 2.3
 # pairs are equal on average. The number of equal pairs is close to Poisson's, which exceeds 12 once in 300,000 times.
 HOT, EQUAL_PAIRS_AT_MOST = 100.0, 12
