@@ -124,11 +124,12 @@ def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_co
 ) -> None:
     port = free_port()
     flags = ["-f", str(LOCUSTFILE), "--host", engine["raw_grpc"], "--rps", "20", "--output-tokens", "4"]
-    flags += ["--autostart", "--autoquit", "2", "--run-time", "4s", "--web-port", str(port), "--only-summary"]
+    flags += ["--autostart", "--autoquit", "5", "--run-time", "10s", "--web-port", str(port), "--only-summary"]
     flags += ["--html", str(tmp_path / "run.html")]
     flags += ["--csv", str(tmp_path / "run"), "--stamps-dir", str(tmp_path / "stamps"), "--slo", "ttft=1ms"]
     command = [sys.executable, "-m", "locust", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
     try:
         page = f"http://127.0.0.1:{port}"
         assert 'id: "token-charts"' in wait_for(page + "/", "token-charts")
@@ -144,6 +145,7 @@ def test_a_locust_run_has_token_rows_on_its_page_in_its_files_and_in_its_exit_co
     finally:
         process.kill()
         process.wait(10)
+        process.stderr.close()
     assert process.returncode == 1, said
     assert "SLO missed: ttft" in said
     report = (tmp_path / "run.html").read_text()
