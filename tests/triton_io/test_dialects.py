@@ -143,6 +143,10 @@ def test_words_come_as_ids_in_one_row_and_their_ends_in_another() -> None:
     assert made.stop_ids == (2, 65)
     assert made.stop_words == ("BC",)
     assert made.bad_words == ((65,), (66, 67))
+    for none in ([[0], [-1]], [[-1, -1], [-1, -1]], [[], []]):
+        words = np.array([none], np.int32)
+        made, _ = read("tensorrt_llm", {"input_ids": IDS, "stop_words_list": words, "bad_words_list": words})
+        assert (made.stop_ids, made.bad_words) == ((2,), ())
     for bad in ([[65], [2]], [[65], [0]], [[-1], [1]], [[1000], [1]]):
         with pytest.raises(InvalidRequest, match=r"(stop_words_list|stop_token_ids): given"):
             read("tensorrt_llm", {"input_ids": IDS, "stop_words_list": np.array([bad], np.int32)})

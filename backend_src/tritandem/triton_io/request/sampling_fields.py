@@ -214,7 +214,7 @@ def _id_words(name: str, array: Array) -> tuple[tuple[int, ...], ...]:
         raise InvalidRequest(name, f"{array.dtype} {list(array.shape)}", allowed)
     ids, ends = array[0].tolist()
     ends = ends[: ends.index(-1)] if -1 in ends else ends
-    starts = [0, *ends[:-1]]
+    starts = [0, *ends][: len(ends)]
     if len(ends) > _ID_WORDS[name] or any(not 0 <= a < b <= len(ids) for a, b in zip(starts, ends, strict=True)):
         raise InvalidRequest(name, ends, allowed)
     return tuple(tuple(ids[a:b]) for a, b in zip(starts, ends, strict=True))
