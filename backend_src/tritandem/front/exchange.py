@@ -19,7 +19,6 @@ Send = Callable[[Message], Awaitable[None]]
 
 BODY_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 10.0  # a comment, when nothing else was sent for that long
-STUCK_S = 60.0  # a client that takes nothing for that long has gone
 KEEP_ALIVE = b": waiting\n\n"
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
 
@@ -77,14 +76,12 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data})
 
     async def gone(self, events: bool) -> None:
-        """Returns once the client has left, or takes nothing any more; keeps a stream of events alive until then."""
+        """Returns once the client has left; keeps a stream of events alive until then."""
         while True:
             try:
                 message = await asyncio.wait_for(self._receive(), KEEP_ALIVE_S)
             except asyncio.TimeoutError:
                 silent_s = time.monotonic() - self._sent_s
-                if self._sending and silent_s > STUCK_S:
-                    return
                 if events and not self._sending and silent_s >= KEEP_ALIVE_S:
                     await self.event(KEEP_ALIVE)
                 continue
