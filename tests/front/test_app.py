@@ -16,6 +16,7 @@ from tritandem.front import exchange, relay
 from tritandem.front.app import ENDPOINTS, App, Site
 from tritandem.front.ask import MAX_BODY_BYTES
 from tritandem.front.books import Books
+from tritandem.front.formats.choose import AS_IT_STANDS, Formats
 from tritandem.front.keys import Keys, read_keys
 from tritandem_client import AsyncClient
 
@@ -37,9 +38,16 @@ class House:
         self.server: Any = None
         self.books = Books(ENDPOINTS)
 
-    def run(self, model: Model, script: Script, keys: Keys | None = None, origins: tuple[str, ...] = ()) -> Any:
+    def run(
+        self,
+        model: Model,
+        script: Script,
+        keys: Keys | None = None,
+        origins: tuple[str, ...] = (),
+        formats: Formats = AS_IT_STANDS,
+    ) -> Any:
         self.server = self._stack.enter_context(FakeTritonGrpc(model))
-        site = Site(("tiny", "alias"), keys or Keys({}), origins)
+        site = Site(("tiny", "alias"), keys or Keys({}), origins, formats)
 
         async def inside() -> Any:
             async with AsyncClient(self.server.url, timeout_s=None, stop_on_close=True) as client:

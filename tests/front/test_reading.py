@@ -11,6 +11,7 @@ from tritandem.front.errors import ApiError
 from tritandem.front.fields import CHAT, COMPLETIONS, FIELDS, NEUTRAL, WITHOUT_EFFECT
 
 HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
 def chat(**fields: Any) -> Ask:
@@ -42,20 +43,27 @@ def test_what_the_engine_honours_is_handed_on() -> None:
     assert completion(**asked, **inside, stop=["END", ""]).options == expected
 
 
+def test_tools_that_may_not_be_called_are_not_shown() -> None:
+    assert (chat(tools=[TOOL]).tools, chat(tools=[TOOL]).options["tools"]) == (("add",), [TOOL])
+    assert chat(tools=[TOOL], tool_choice="none") == chat(tools=[]) == chat()
+    assert not chat(tools=[TOOL], parallel_tool_calls=False).parallel_calls
+
+
 def test_null_says_nothing() -> None:
     assert chat(**{field.name: None for field in FIELDS if field.name not in ("messages", "prompt")}) == chat()
 
 
 @pytest.mark.parametrize("field", NEUTRAL, ids=lambda field: field.name)
 def test_a_field_that_would_change_the_answer_is_refused_by_name(field: Any) -> None:
+    ask = completion if field.name.startswith("tool") else chat
     for value in field.values:
-        assert chat(**{field.name: value}) == chat()
-    error = refusal(chat, **{field.name: {"some": "thing"}})
+        assert ask(**{field.name: value}) == ask()
+    error = refusal(ask, **{field.name: {"some": "thing"}})
     assert (error.status, error.param, error.code) == (400, field.name, "unsupported_value")
 
 
 def test_an_unknown_field_is_told_and_fails_nothing() -> None:
-    assert chat(session_id="1", **dict.fromkeys(WITHOUT_EFFECT, 1)).unknown == ("session_id",)
+    assert chat(session_id="1", **dict.fromkeys(WITHOUT_EFFECT, True)).unknown == ("session_id",)
     assert completion(messages=HELLO).unknown == ("messages",)
 
 
@@ -82,6 +90,13 @@ def test_an_unknown_field_is_told_and_fails_nothing() -> None:
         ({"logprobs": 5}, "logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [TOOL] * 257}, "tools"),
+        ({"tools": [TOOL, {"type": "function"}]}, "tools[1].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"user": 1}, "user"),
         ({"model": 1}, "model"),
     ],

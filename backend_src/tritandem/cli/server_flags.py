@@ -11,6 +11,7 @@ from typing import Any
 
 from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
 from tritandem.contracts.errors import ConfigError
+from tritandem.front.formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS
 from tritandem.machine.device import Device
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
@@ -130,6 +131,15 @@ def _add_front_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes of the OpenAI API; 0: one for every four cores (default: %(default)s)",
     )
+    for kind, words, what in (("tool", TOOL_WORDS, "calls functions"), ("reasoning", REASONING_WORDS, "thinks")):
+        add(
+            f"--openai-{kind}-parser",
+            choices=words,
+            default=AUTO,
+            metavar="NAME",
+            help=f"the form in which the model {what}: one of {', '.join(words)}; auto goes by its chat template "
+            "(default: %(default)s)",
+        )
 
 
 def front_options(args: argparse.Namespace) -> FrontOptions | None:
@@ -141,7 +151,15 @@ def front_options(args: argparse.Namespace) -> FrontOptions | None:
     read_keys(args.openai_keys)
     names = tuple(args.openai_model) or (Path(args.model).name.removesuffix(".gguf"),)
     tls = _certificate(args.openai_tls_cert, args.openai_tls_key)
-    return FrontOptions(names, args.openai_keys, tuple(args.openai_cors), args.openai_workers, tls)
+    return FrontOptions(
+        names,
+        args.openai_keys,
+        tuple(args.openai_cors),
+        args.openai_workers,
+        tls,
+        args.openai_tool_parser,
+        args.openai_reasoning_parser,
+    )
 
 
 def _certificate(chain: Path | None, key: Path | None) -> tuple[Path, Path] | None:

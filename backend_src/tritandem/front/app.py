@@ -18,12 +18,16 @@ from typing import Any
 from tritandem_client import AsyncClient, TritandemClientError
 
 from ..contracts.errors import Outcome
-from .ask import MAX_BODY_BYTES, no_model, parse_body, read_ask, refuse_other_models
+from .ask import MAX_BODY_BYTES, Ask, no_model, parse_body, read_ask, refuse_other_models
 from .books import Books
 from .chat import ChatShape
+from .chat_turns import ChatTurns
 from .completions import CompletionShape
-from .errors import ApiError, ClientGone, draining, from_client, invalid
+from .errors import ApiError, ClientGone, draining, from_client, invalid, not_honoured
 from .exchange import Exchange, Receive, Send
+from .fields import CHAT
+from .formats.choose import AS_IT_STANDS, NONE, Formats
+from .formats.text import Reading, Text
 from .keys import Caller, Keys
 from .openapi import document
 from .relay import Relay
@@ -39,11 +43,12 @@ _EXPOSED = "x-request-id, x-ignored-fields, retry-after"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is served to whom: names of the model, keys, origins whose pages may ask."""
+    """What is served to whom: names of the model, keys, origins whose pages may ask, how the model calls and thinks."""
 
     models: tuple[str, ...]
     keys: Keys
     origins: tuple[str, ...] = ()
+    formats: Formats = AS_IT_STANDS
 
 
 class App:
@@ -126,6 +131,7 @@ class App:
     async def _complete(self, exchange: Exchange, shape: Shape, caller: Caller, line: dict[str, Any]) -> Outcome:
         ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)))
         refuse_other_models(ask, self._site.models)
+        grammar = _grammar(ask, self._site.formats)
         options = _service_options(exchange, caller, ask.user)
         # An id of its own: who is told to stop by it is this request and no other, whatever clients send twice.
         request_id = options["request_id"] = shape.id_prefix + secrets.token_hex(12)
@@ -135,7 +141,8 @@ class App:
             exchange.headers["x-ignored-fields"] = ", ".join(unknown)
             self._books.name_unknown(unknown)
         envelope = Envelope(shape, request_id, ask.model or self._site.models[0], int(time.time()))
-        relay = Relay(ask, shape, envelope, self._client, options)
+        turns = ChatTurns(grammar, ask.parallel_calls) if grammar else None
+        relay = Relay(ask, shape, envelope, self._client, options, turns)
         work = asyncio.ensure_future(relay.stream(exchange) if ask.stream else relay.answer(exchange))
         leaving = asyncio.ensure_future(exchange.gone(events=ask.stream))
         try:
@@ -212,6 +219,16 @@ async def _say(exchange: Exchange, error: ApiError) -> None:
         return
     exchange.headers |= error.headers
     await exchange.respond(error.status, error.body())
+
+
+def _grammar(ask: Ask, formats: Formats) -> Callable[[Text], Reading[None]] | None:
+    """How the answers of this request are read; None: as they stand. Raises ApiError."""
+    if ask.door != CHAT:
+        return None
+    if ask.tools and formats.tools == NONE:
+        allowed = "none: no form in which this model calls is known (--openai-tool-parser names one)"
+        raise not_honoured("tools", f"{len(ask.tools)} tools", allowed)
+    return formats.grammar(ask.tools, bool(ask.tools))
 
 
 def _service_options(exchange: Exchange, caller: Caller, user: str | None) -> dict[str, Any]:

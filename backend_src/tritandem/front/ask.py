@@ -43,6 +43,8 @@ class Ask:
     echo: tuple[str, ...]  # by question, what goes before the answer
     user: str | None
     unknown: tuple[str, ...]  # names of fields that nobody knows
+    tools: tuple[str, ...]  # names of functions that the model may call
+    parallel_calls: bool
     names: dict[str, str]  # what the client called fields that have two names
 
     def options_of(self, index: int) -> dict[str, Any]:
@@ -107,8 +109,17 @@ def read_ask(door: str, document: Mapping[str, Any]) -> Ask:
         echo=_echo(values, questions, logprobs),
         user=values.get("user"),
         unknown=unknown,
+        tools=_tools(values, options),
+        parallel_calls=values.get("parallel_tool_calls", True),
         names=names,
     )
+
+
+def _tools(values: Mapping[str, Any], options: dict[str, Any]) -> tuple[str, ...]:
+    """Tools that must not be called are not shown."""
+    if values.get("tool_choice") == "none" or not options.get("tools"):
+        options.pop("tools", None)
+    return tuple(tool["function"]["name"] for tool in options.get("tools", ()))
 
 
 def _one_budget(values: Mapping[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:

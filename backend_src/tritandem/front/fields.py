@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..contracts.errors import InvalidRequest
 from ..contracts.fields import MAX_TOP_LOGPROBS
-from .errors import invalid, not_honoured
+from ..triton_io.request.chat_messages import MAX_TOOLS, check_tool
+from .errors import ApiError, invalid, not_honoured
 
 CHAT, COMPLETIONS = "chat", "completions"
 BOTH = (CHAT, COMPLETIONS)
@@ -103,6 +105,25 @@ def messages(name: str, value: Any) -> list[dict[str, Any]]:
     return value
 
 
+def tools(name: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise invalid(name, value, f"a list of at most {MAX_TOOLS} functions")
+    for index, tool in enumerate(value):
+        try:
+            check_tool(f"{name}[{index}]", tool)
+        except InvalidRequest as error:
+            raise ApiError(400, str(error), param=error.field_name, code="invalid_value") from None
+    return value
+
+
+def tool_choice(name: str, value: Any) -> str:
+    if value not in ("auto", "none"):
+        allowed = '"auto" or "none": a call cannot be enforced, as structured output is not offered'
+        raise not_honoured(name, value, allowed)
+    chosen: str = value
+    return chosen
+
+
 def prompts(name: str, value: Any) -> list[str] | list[list[int]]:
     """One prompt or several, as text or as token ids."""
     if isinstance(value, str):
@@ -137,6 +158,10 @@ def _sampling(name: str, schema: Mapping[str, Any], default: str, doc: str, read
 FIELDS: tuple[Field, ...] = (
     Field("model", _TEXT, "the server's model", "a name of `/v1/models`; any other is a 404", text),
     Field("messages", _MESSAGES, "", "the conversation; the model's chat template renders it", messages, (CHAT,)),
+    Field("tools", _MESSAGES, "none", "functions that the model may call; its template shows them", tools, (CHAT,),
+          "tools"),
+    Field("tool_choice", _TEXT, "auto", "`auto`, or `none`: the model is shown no tools", tool_choice, (CHAT,)),
+    Field("parallel_tool_calls", _FLAG, "true", "false: further calls than the first are left out", flag, (CHAT,)),
     Field("prompt", _ONE_OF_PROMPTS, "", "text or token ids, one or several", prompts, (COMPLETIONS,)),
     _sampling(
         "max_tokens",
@@ -178,8 +203,8 @@ FIELDS: tuple[Field, ...] = (
 
 _ABSENT = "is not offered"
 NEUTRAL: tuple[Neutral, ...] = (
-    Neutral("tools", ([],), _ABSENT),
-    Neutral("tool_choice", ("none", "auto"), "there are no tools"),
+    Neutral("tools", ([],), "of completions: chats alone have tools"),
+    Neutral("tool_choice", ("none", "auto"), "of completions: there are no tools"),
     Neutral("functions", ([],), _ABSENT),
     Neutral("function_call", ("none", "auto"), "there are no functions"),
     Neutral("response_format", ({"type": "text"},), "structured output is not offered"),

@@ -13,16 +13,26 @@ from typing import Any
 from tritandem_client import AsyncClient, AsyncStream, Chunk, Result
 
 from .ask import Ask
+from .chat_turns import ChatTurns
 from .exchange import Exchange
+from .formats.turn import Turn
 from .shapes import DONE, Envelope, Shape, finish_reason, usage
 
 
 class Relay:
-    """`options`: of the client, beside those of the body. Both ways of answering raise TritandemClientError."""
+    """`options`: of the client, beside those of the body. `turns`: how answers are read, None: as they stand. Both ways
+    of answering raise TritandemClientError."""
 
     def __init__(
-        self, ask: Ask, shape: Shape, envelope: Envelope, client: AsyncClient, options: Mapping[str, Any]
+        self,
+        ask: Ask,
+        shape: Shape,
+        envelope: Envelope,
+        client: AsyncClient,
+        options: Mapping[str, Any],
+        turns: ChatTurns | None = None,
     ) -> None:
+        self._turns = turns
         self._ask, self._shape, self._envelope, self._client, self._options = ask, shape, envelope, client, options
         self._begun = [asyncio.Event() for _ in ask.questions]
         self.results: list[Result] = []
@@ -86,18 +96,26 @@ class Relay:
         if echo:
             before += event([shape.piece(index, echo, None, 0, 0)])
         offset = len(echo)
+        turn = self._turns.open() if self._turns else None
         async with self._open(index) as answer:
             async for chunk in answer:
                 begun.set()
-                data = before + self._events_of(chunk, index, offset)
+                data = before + self._events_of(chunk, index, offset, turn)
                 before, offset = b"", offset + len(chunk.text)
                 if data:
                     await exchange.event(data)
         return answer.result
 
-    def _events_of(self, chunk: Chunk, index: int, offset: int) -> bytes:
+    def _events_of(self, chunk: Chunk, index: int, offset: int, turn: Turn | None) -> bytes:
         shape, event, data = self._shape, self._envelope.event, b""
         logprobs = None if self._ask.logprobs is None else chunk.logprobs
+        if turn is not None and self._turns is not None:
+            ended = chunk.finish_reason is not None
+            parts = [*turn.feed(chunk.text), *(turn.end() if ended else ())]
+            choices = self._turns.choices(index, parts, logprobs, self._ask.logprobs or 0)
+            if ended:
+                choices.append(self._turns.ending(index, turn, finish_reason(chunk.finish_reason)))
+            return b"".join(event([choice]) for choice in choices)
         if chunk.text or logprobs:
             data = event([shape.piece(index, chunk.text, logprobs, self._ask.logprobs or 0, offset)])
         if chunk.finish_reason is not None:
@@ -108,6 +126,8 @@ class Relay:
         echo = self._ask.echo[index // self._ask.n]
         logprobs = None if self._ask.logprobs is None else result.logprobs
         reason = finish_reason(result.finish_reason)
+        if self._turns:
+            return self._turns.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0)
         return self._shape.whole(index, echo + result.text, reason, logprobs, self._ask.logprobs or 0, len(echo))
 
 

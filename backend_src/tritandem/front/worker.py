@@ -20,8 +20,10 @@ import uvicorn
 import uvloop
 from tritandem_client import AsyncClient
 
+from ..model_facts.templates import chat_templates
 from .app import ENDPOINTS, App, Site
 from .books import Books
+from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose
 from .keys import read_keys
 from .protocol import BoundedHttp
 
@@ -61,6 +63,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tls-cert", type=Path, help="PEM file of a certificate chain: HTTPS instead of HTTP")
     add("--tls-key", type=Path, help="PEM file of its key")
     add("--cors", action="append", default=[], help="an origin whose pages may ask, or *")
+    add("--model-path", type=Path, help="folder or GGUF file, whose chat template tells the two parsers")
+    add("--tool-parser", default=AUTO, choices=TOOL_WORDS, help="how the model calls functions (default: %(default)s)")
+    add("--reasoning-parser", default=AUTO, choices=REASONING_WORDS, help="how it thinks (default: %(default)s)")
     add("--counters-fd", type=int, default=-1, help="memory that all workers count in")
     add("--worker", type=int, default=0, help="which of them this is")
     add("--ready-fd", type=int, default=-1, help="gets a line when the socket listens")
@@ -74,7 +79,8 @@ def main(words: list[str] | None = None) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != args.parent:
             return
-    site = Site(tuple(args.model), read_keys(args.keys), tuple(args.cors))
+    formats = choose(chat_templates(args.model_path), args.tool_parser, args.reasoning_parser)
+    site = Site(tuple(args.model), read_keys(args.keys), tuple(args.cors), formats)
     books = Books(ENDPOINTS, args.counters_fd, args.worker)
     uvloop.run(serve(site, books, args))
 

@@ -37,6 +37,8 @@ class FrontOptions:
     origins: tuple[str, ...] = ()
     workers: int = 0
     tls: tuple[Path, Path] | None = None
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def base_url(self, serve: ServeOptions) -> str:
         """What clients of OpenAI's are given."""
@@ -68,6 +70,10 @@ class FrontWorkers:
             self._words += ["--keys", str(self.options.keys)]
         if self.options.tls:
             self._words += ["--tls-cert", str(self.options.tls[0]), "--tls-key", str(self.options.tls[1])]
+        self._words += ["--tool-parser", self.options.tool_parser]
+        self._words += ["--reasoning-parser", self.options.reasoning_parser]
+        if serve.model:
+            self._words += ["--model-path", str(serve.model)]
         self._log_path, self._cpus, self._draining = log_path, cpus, False
         pipes = {worker: self._spawn(worker) for worker in range(self.options.workers or workers_for(len(cpus)))}
         end_s = time.monotonic() + START_TIMEOUT_S

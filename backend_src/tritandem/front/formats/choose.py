@@ -1,0 +1,83 @@
+"""Which formats a model speaks, told by the text of its chat template or by the operator. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from . import deepseek, harmony, hermes, llama_json, mistral, think
+from .call_json import Known
+from .text import Reading, Text
+
+AUTO, NONE = "auto", "none"
+HARMONY = "harmony"
+THINK, THINK_OPEN = "think", "think-open"
+TOOLS: Mapping[str, Callable[[Text, Known], Reading[None]]] = {
+    "hermes": hermes.hermes,
+    "llama3-json": llama_json.llama_json,
+    "mistral": mistral.mistral,
+    "deepseek": deepseek.deepseek,
+    HARMONY: harmony.harmony,
+}
+REASONING = (THINK, THINK_OPEN, HARMONY)  # open: the prompt ends inside the thought
+TOOL_WORDS, REASONING_WORDS = (AUTO, NONE, *TOOLS), (AUTO, NONE, *REASONING)
+_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """How tools are called and thoughts are marked; "none": not at all. `harmony` does both or neither."""
+
+    tools: str = NONE
+    reasoning: str = NONE
+
+    def grammar(self, known: Known, tools: bool) -> Callable[[Text], Reading[None]] | None:
+        """How an answer is read; None: as it stands. `known`: names of the request's functions; `tools`: it has any."""
+        if HARMONY in (self.tools, self.reasoning):
+            return lambda text: harmony.harmony(text, known)
+        spoken = TOOLS[self.tools] if tools and self.tools != NONE else None
+        if spoken is None and self.reasoning == NONE:
+            return None
+
+        def answer(text: Text) -> Reading[None]:
+            return text.rest(text.say) if spoken is None else spoken(text, known)
+
+        if self.reasoning == NONE:
+            return answer
+        return lambda text: think.think(text, self.reasoning == THINK_OPEN, answer)
+
+
+AS_IT_STANDS = Formats()
+
+
+def choose(templates: Sequence[str], tools: str = AUTO, reasoning: str = AUTO) -> Formats:
+    """`templates`: the model's own. Words other than auto are taken as they are."""
+    text = "\n".join(templates)
+    return Formats(_tools(text) if tools == AUTO else tools, _reasoning(text) if reasoning == AUTO else reasoning)
+
+
+def _tools(template: str) -> str:
+    if "tools" not in template:
+        return NONE
+    if mistral.MARK in template:
+        return "mistral"
+    if deepseek.CALL in template:
+        return "deepseek"
+    if harmony.CHANNEL in template:
+        return HARMONY
+    if hermes.BEGIN in template:  # others write XML between the same marks
+        return NONE if "<function=" in template or "<arg_key>" in template else "hermes"
+    return "llama3-json" if '"parameters"' in template and "ipython" in template else NONE
+
+
+def _reasoning(template: str) -> str:
+    if harmony.CHANNEL in template:
+        return HARMONY
+    if think.END not in template:
+        return NONE
+    _, _, end = template.rpartition("add_generation_prompt")
+    literals = _LITERAL.findall(end)
+    opened = any(think.BEGIN in one and think.END not in one for one in literals)
+    closed = any(think.END in one and think.BEGIN not in one for one in literals)
+    return THINK_OPEN if opened and not closed else THINK
