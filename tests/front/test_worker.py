@@ -76,6 +76,14 @@ def test_workers_share_a_port_and_a_dead_one_is_replaced(tmp_path: Path) -> None
         assert ask(port).status == 200
 
 
+def test_two_servers_do_not_share_a_port(tmp_path: Path) -> None:
+    with front(streaming(), tmp_path / "log") as (_, port, said):
+        other = FrontWorkers(FrontOptions(("other",), workers=1), said.append)
+        with pytest.raises(Refusal, match=f"port {port} on 127.0.0.1 cannot be used"):
+            other.start(ServeOptions(None, Path(), openai_port=port), tmp_path / "other", frozenset({0}))
+        assert other.pids() == []
+
+
 def test_a_drain_finishes_running_streams_and_then_the_worker_ends(tmp_path: Path) -> None:
     go_on = threading.Event()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable
 
 import pytest
+from tritandem.host import Refusal
 from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
 from tritandem.server.front_workers import FrontOptions, FrontWorkers
@@ -118,6 +120,29 @@ def test_a_server_that_has_been_ready_is_restarted_for_ever_unless_a_limit_is_se
 
 def test_a_server_that_dies_once_serves_again(make_server, said) -> None:
     assert Supervisor(make_server, QUICK, said.append).run(each_time_ready(crash, stop(signal.SIGTERM))) == 0
+
+
+def test_what_stands_in_the_way_of_a_restart_may_go(make_server, said) -> None:
+    [port] = free_ports(1)
+    holder = socket.create_server(("127.0.0.1", port))
+    made = []
+
+    def make() -> TritonServer:
+        made.append(make_server({}, openai_port=port))
+        if len(made) == 2:
+            holder.bind(("127.0.0.1", port))
+            holder.listen()
+        if len(made) == 3:
+            holder.close()
+        return made[-1]
+
+    with pytest.raises(Refusal, match=f"port {port} "):  # of the first start
+        Supervisor(lambda: make_server({}, openai_port=port), QUICK, said.append).run(each_time_ready())
+    holder.close()
+    holder = socket.socket()
+    assert Supervisor(make, QUICK, said.append).run(each_time_ready(crash, stop(signal.SIGTERM))) == 0
+    assert any(line.startswith(f"port {port} ") for line in said)
+    assert len(made) == 3
 
 
 def test_a_lost_model_process_means_a_restart(make_server, said, monkeypatch) -> None:

@@ -21,6 +21,7 @@ from ..host import Refusal
 from . import guardian
 from .logfile import open_log
 from .options import ServeOptions
+from .preflight import refuse_port
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
@@ -61,6 +62,7 @@ class FrontWorkers:
 
     def start(self, serve: ServeOptions, log_path: Path, cpus: frozenset[int]) -> None:
         """Returns when all listen. `cpus`: those that the server's own threads may use."""
+        refuse_port("--openai-port", serve.host, serve.openai_port)  # workers share it, with another server's too
         self._counters = os.memfd_create("tritandem-front")
         self._words = [sys.executable, "-m", "tritandem.front", "--grpc-url", serve.url(serve.grpc_port)]
         self._words += ["--host", serve.host, "--port", str(serve.openai_port), "--counters-fd", str(self._counters)]

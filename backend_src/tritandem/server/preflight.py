@@ -198,11 +198,13 @@ def check_ports(options: ServeOptions) -> None:
         if port in flag_of:
             raise Refusal(f"{flag_of[port]} and {flag} are both {port}", "give each its own port")
         flag_of[port] = flag
-        if problem := why_not_bindable(options.host, port):
-            raise Refusal(
-                f"port {port} on {options.host} cannot be used ({problem})",
-                f"stop what listens there, or choose another with {flag}",
-            )
+        refuse_port(flag, options.host, port)
+
+
+def refuse_port(flag: str, host: str, port: int) -> None:
+    if problem := why_not_bindable(host, port):
+        said = f"port {port} on {host} cannot be used ({problem})"
+        raise Refusal(said, f"stop what listens there, or choose another with {flag}")
 
 
 def why_not_bindable(host: str, port: int) -> str | None:

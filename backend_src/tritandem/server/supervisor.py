@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..contracts.errors import ConfigError
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
 from .front_workers import FrontWorkers
 from .health import stub_models
@@ -74,8 +75,13 @@ class Supervisor:
         with self._signals:
             while True:
                 server = self._make_server()
-                server.start()
-                code, ready_s, trouble = self._one_run(server, on_ready)
+                try:
+                    server.start()
+                    code, ready_s, trouble = self._one_run(server, on_ready)
+                except (ConfigError, OSError) as error:
+                    if not was_ready:
+                        raise
+                    code, ready_s, trouble = None, 0.0, str(error)  # it may pass, as another's hold on a port does
                 if code is not None:
                     return code
                 was_ready = was_ready or ready_s > 0
