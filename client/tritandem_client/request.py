@@ -42,6 +42,8 @@ class Options(TypedDict, total=False):
     seed: int
     stop_words: Sequence[str] | str
     bad_words: Sequence[str] | str
+    logit_bias: Mapping[int, float] | Mapping[str, float]
+    allowed_token_ids: Sequence[int]
     end_id: int
     repetition_penalty: float
     presence_penalty: float
@@ -93,7 +95,9 @@ def build_request(
     unknown = sorted(set(options) - _KNOWN)
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "logit_bias" in given:
+        given["logit_bias"] = json.dumps(dict(given["logit_bias"]))
     tensors, parameters = _question(prompt, input_ids, messages)
     tensors += [input_tensor(name, given[name]) for name in _PLAIN_TENSORS if _is_set(given, name)]
     if stream:

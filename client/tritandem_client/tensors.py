@@ -27,6 +27,8 @@ INPUT_TYPES: dict[str, str] = {
     "seed": "UINT64",
     "stop_words": "BYTES",
     "bad_words": "BYTES",
+    "logit_bias": "BYTES",
+    "allowed_token_ids": "INT32",
     "end_id": "INT32",
     "sampling_parameters": "BYTES",
     "stream": "BOOL",

@@ -145,10 +145,12 @@ def test_every_option_reaches_the_server(way: Any) -> None:
         "end_id": 2,
         "stop_words": ["\n\n", "END"],
         "bad_words": "no",
+        "allowed_token_ids": [5, 6],
     }
     client.generate(
         input_ids=[1, 2, 3],
         **options,
+        logit_bias={7: -100, 3: 0.5},
         priority="batch",
         deadline_ms=1500,
         tenant="t",
@@ -159,6 +161,7 @@ def test_every_option_reaches_the_server(way: Any) -> None:
     for name, value in options.items():
         assert request.inputs[name] == (value if isinstance(value, list) else [value]), name
     assert request.inputs["input_ids"] == [1, 2, 3]
+    assert json.loads(request.inputs["logit_bias"][0]) == {"7": -100, "3": 0.5}
     assert json.loads(request.inputs["sampling_parameters"][0]) == {"x": 1}
     assert request.parameters == {
         "priority_class": "batch",

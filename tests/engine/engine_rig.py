@@ -157,10 +157,18 @@ def prompts(count: int, seed: int = 0, low: int = 1, high: int = 40) -> list[np.
 
 
 def request(
-    seq_id: int, ids: Any, stop_ids: tuple[int, ...] = (), bad_words: Any = (), **sampling: Any
+    seq_id: int,
+    ids: Any,
+    stop_ids: tuple[int, ...] = (),
+    bad_words: Any = (),
+    logit_bias: Any = (),
+    allowed_token_ids: Any = (),
+    **sampling: Any,
 ) -> EngineRequest:
-    sampling.setdefault("max_tokens", 12)
-    return EngineRequest(seq_id, np.asarray(ids, np.int32), SamplingParams(**sampling), stop_ids, bad_words)
+    """`logit_bias`: pairs of id and value."""
+    params = SamplingParams(**{"max_tokens": 12, **sampling})
+    lists = (stop_ids, bad_words, logit_bias, allowed_token_ids)
+    return EngineRequest(seq_id, np.asarray(ids, np.int32), params, *lists)
 
 
 def tokens_of(answers: dict[int, Answer]) -> dict[int, list[int]]:

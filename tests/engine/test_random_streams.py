@@ -26,7 +26,8 @@ def engine_request(seq_id: int, ids: Any, **values: Any) -> EngineRequest:
     tensors = {name: np.array([[value]]) for name, value in values.items()}
     draft = decode(str(seq_id), Inputs({"input_ids": np.asarray([ids], np.int32), **tensors}), {}, received_ns=1)
     made = complete(draft, np.asarray(ids, np.int32), 2, LIMITS)
-    return EngineRequest(seq_id, made.input_ids, made.sampling, made.stop_ids, made.bad_words)
+    lists = (made.stop_ids, made.bad_words, made.logit_bias, made.allowed_token_ids)
+    return EngineRequest(seq_id, made.input_ids, made.sampling, *lists)
 
 
 def test_first_words_without_a_seed_are_as_varied_as_with_different_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ def test_an_init_travels_as_the_row_that_it_becomes() -> None:
         repetition_penalty=1.5, presence_penalty=-1.0, frequency_penalty=0.75, seed=2**62 + 12345,
     )  # fmt: skip
     prompt, output = np.arange(1, 12, dtype=np.int32), np.array([90, 91], np.int32)
-    init = SlotInit(4, prompt, sampling, (7, 8), ((5, 6),), output)
+    bias, allowed = ((1, 0.5), (2, -0.5)), (5, 6, 7)
+    init = SlotInit(4, prompt, sampling, (7, 8), ((5, 6),), output, bias, allowed)
     updates = np.array([(4, 0, 11), (4, 1, 12), (6, 3, 13)], np.int32)
     program = programmed(StepPlan(1, inits=[init], block_updates=updates))
     assert program.words is not None
@@ -102,6 +103,8 @@ def test_an_init_travels_as_the_row_that_it_becomes() -> None:
         "presence_penalty": [-1.0],
         "frequency_penalty": [0.75],
         "bad_word_count": [1],
+        "bias_count": [2],
+        "allowed_count": [3],
         "stop_ids": [7, 8, *[-1] * 14],
         "recent": [7, 8, 9, 10, 11, 90, 91],
     }

@@ -123,6 +123,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "penalised": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     "bounded": {"min_tokens": 6, "stop_ids": tuple(range(0, 60, 4)), "bad_words": ((3,), (9, 10))},
     "logprobs": {"logprobs": 4},
+    "biased": {"logit_bias": tuple((i, -100.0 if i % 3 else 2.5) for i in range(90)), "logprobs": 2},
+    "allowed": {
+        "allowed_token_ids": tuple(range(0, 60, 3)),
+        "logit_bias": ((9, 3.5), (6, -1.5)),
+        "bad_words": ((3,), (9, 12)),
+        "min_tokens": 6,
+        "stop_ids": (0, 6),
+        "repetition_penalty": 1.3,
+    },
 }
 
 
@@ -137,7 +146,7 @@ def test_graph_and_eager_steps_give_equal_tokens(cuda_device: torch.device, name
     assert [replayed[i].top_ids for i in replayed] == [eager[i].top_ids for i in eager]
 
 
-@pytest.mark.parametrize("name", ["greedy", "penalised", "bounded", "logprobs"])
+@pytest.mark.parametrize("name", ["greedy", "penalised", "bounded", "logprobs", "biased", "allowed"])
 def test_cuda_equals_the_cpu_runner(cuda_device: torch.device, name: str) -> None:
     requests = [request(i, ids, **FEATURES[name]) for i, ids in enumerate(prompts(9, seed=6))]
     device = answers(cuda_runner(), requests)

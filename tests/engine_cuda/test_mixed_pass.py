@@ -146,6 +146,7 @@ FEATURES = {
     "sampled": SamplingFeatures(frozenset({"sampled", "filtered"})),
     "penalised": SamplingFeatures(frozenset({"penalised", "bad_words"})),
     "logprobs": SamplingFeatures(top_logprobs=2),
+    "token rules": SamplingFeatures(frozenset({"logit_bias", "allowed_token_ids"})),
 }
 
 
@@ -169,6 +170,9 @@ def test_a_pass_chooses_what_is_chosen_behind_it(kernel_device: torch.device, na
             state.min_tokens[1] = 2
             state.stop_ids[:SLOTS] = torch.arange(40, 56)
             state.seed[:SLOTS] = torch.arange(SLOTS)
+            state.bias_ids[:SLOTS], state.bias_values[:SLOTS] = torch.arange(300) % 60, -0.5
+            state.bias_count[:SLOTS], state.allowed_count[2:SLOTS] = torch.arange(SLOTS) * 9, 1
+            state.allowed_ids[:SLOTS] = torch.arange(1024) % 50
             state.temperature[:SLOTS], state.top_p[:SLOTS], state.repetition_penalty[:SLOTS] = 0.9, 0.8, 1.4
         finished = 0
         for number, (decode, chunks, rows, tokens) in enumerate(steps, start=1):

@@ -49,7 +49,10 @@ def some_init(slot: int, rng: random.Random) -> SlotInit:
     )
     stop_ids = tuple(ids(rng.choice((0, 2, 16))).tolist())
     bad_words = tuple(tuple(ids(rng.randrange(1, 9)).tolist()) for _ in range(rng.choice((0, 0, 3, 64))))
-    return SlotInit(slot, ids(rng.randrange(1, 20)), sampling, stop_ids, bad_words, ids(rng.choice((0, 3, 9))))
+    bias = tuple((token, rng.uniform(-100, 100)) for token in ids(rng.choice((0, 0, 3, 300))).tolist())
+    allowed = tuple(ids(rng.choice((0, 0, 1, 1024))).tolist())
+    output = ids(rng.choice((0, 3, 9)))
+    return SlotInit(slot, ids(rng.randrange(1, 20)), sampling, stop_ids, bad_words, output, bias, allowed)
 
 
 def tell(

@@ -37,6 +37,7 @@ def test_openais_defaults_hold() -> None:
 def test_what_the_engine_honours_is_handed_on() -> None:
     asked = {"temperature": 0, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "seed": 7, "min_tokens": 2, "max_tokens": 9}
     asked |= {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words": ["x"]}
+    asked |= {"logit_bias": {"42": -100}, "allowed_token_ids": [42, 7]}
     inside = {"ignore_eos": True, "stop_token_ids": [3]}
     expected = {**asked, "stop_words": ["END"], "sampling_parameters": inside}
     assert chat(**asked, **inside, stop="END").options == expected
@@ -81,6 +82,9 @@ def test_an_unknown_field_is_told_and_fails_nothing() -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"seed": -1}, "seed"),
         ({"stop": [1]}, "stop"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"42": "x"}}, "logit_bias[42]"),
+        ({"allowed_token_ids": ["x"]}, "allowed_token_ids"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),

@@ -71,6 +71,12 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a stop word of invalid UTF-8": (PROMPT | {"stop_words": text(b"\xff")}, ["stop_words", "invalid UTF-8"]),
     "stop token ids beyond the vocabulary": (sampling(stop_token_ids=[49152]), ["stop_token_ids", "49152", "0..49151"]),
     "too many stop token ids": (sampling(stop_token_ids=list(range(17))), ["stop_token_ids", "17 ids", "at most 16"]),
+    "a bias beyond the vocabulary": (sampling(logit_bias={"49152": 1}), ["logit_bias", "49152", "0..49151"]),
+    "a bias too large": (PROMPT | {"logit_bias": text('{"7": 101}')}, ["logit_bias[7]", "101", "[-100, 100]"]),
+    "no allowed id is left": (
+        sampling(allowed_token_ids=[2], min_tokens=1),
+        ["allowed_token_ids", "[2]", "no end token"],
+    ),
     "min_tokens beyond max_tokens": (sampling(max_tokens=2, min_tokens=3), ["min_tokens", "3", "max_tokens (2)"]),
     "too many logprobs": (sampling(logprobs=21), ["logprobs", "21", "[0, 20]"]),
     "a seed too large": (PROMPT | {"seed": number(2**63, np.uint64)}, ["seed", str(2**63), "2^63"]),

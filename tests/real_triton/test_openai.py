@@ -33,7 +33,7 @@ FREED_WITHIN_S = 0.5  # of 50 ms on an idle machine; two busy cores take their t
 def base_url(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     [port] = free_ports(1)
     options = dataclasses.replace(server.options, openai_port=port)
-    front = FrontWorkers(FrontOptions(("tiny",), workers=1, tool_parser="hermes", reasoning_parser="think"), print)
+    front = FrontWorkers(FrontOptions(("tiny",), workers=1), print)
     log: Path = tmp_path_factory.mktemp("front") / "log"
     front.start(options, log, server.cpus)
     yield f"http://{options.url(port)}/v1"
@@ -111,7 +111,7 @@ def test_log_probabilities_come_in_both_shapes(api: Any) -> None:
 
 def test_every_field_is_understood(api: Any) -> None:
     ours = {"top_k": 40, "min_p": 0.01, "min_tokens": 2, "repetition_penalty": 1.1, "bad_words": [" Paris", "Paris"]}
-    ours |= {"ignore_eos": True, "stop_token_ids": [5]}
+    ours |= {"ignore_eos": True, "stop_token_ids": [5], "logit_bias": {"7": -100}}
     asked = {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 3}
     answer = api.chat.completions.with_raw_response.create(
         model="tiny", messages=QUESTION, max_completion_tokens=6, stop=["END"], user="ann", metadata={"a": "b"},
@@ -121,6 +121,18 @@ def test_every_field_is_understood(api: Any) -> None:
     assert answer.headers["x-ignored-fields"] == "chat_id"
     assert answer.headers["x-request-id"] == "mine"
     assert "Paris" not in answer.parse().choices[0].message.content
+
+
+def test_bias_and_allowed_ids_choose_the_tokens(api: Any, client: RawClient) -> None:
+    asked: Any = {"prompt": "The capital of France is", "max_tokens": 3, **GREEDY}
+    token = 260
+    forced = api.completions.create(**asked, logit_bias={str(token): 100})
+    [word] = set(api.completions.create(**asked, logprobs=0, logit_bias={str(token): 100}).choices[0].logprobs.tokens)
+    assert forced.choices[0].text == word * 3
+    allowed = api.completions.create(**asked, extra_body={"allowed_token_ids": [token]})
+    assert (allowed.choices[0].text, allowed.choices[0].finish_reason) == (word * 3, "length")
+    chat = api.chat.completions.create(messages=QUESTION, max_tokens=3, logit_bias={str(token): 100}, **GREEDY)
+    assert chat.choices[0].message.content.strip() == (word * 3).strip()
 
 
 def test_a_prompt_with_several_answers_is_prefilled_once(api: Any, client: RawClient) -> None:
@@ -140,9 +152,11 @@ def test_an_answer_ends_where_it_is_told_to(api: Any) -> None:
 def test_errors_are_the_packages_own(api: Any) -> None:
     for fields, param in (
         ({"top_p": 7}, "top_p"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"7": 101}}, "logit_bias[7]"),
+        ({"extra_body": {"allowed_token_ids": [-1]}}, "allowed_token_ids"),
         ({"max_tokens": 10**6}, "max_tokens"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -173,43 +187,3 @@ def test_a_client_that_leaves_frees_its_row(api: Any, client: RawClient) -> None
         assert time.monotonic() - left_s < FREED_WITHIN_S
         Event().wait(0.005)
     print(f"freed after {(time.monotonic() - left_s) * 1e3:.0f} ms")
-
-
-TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-def test_a_chat_with_tools_and_their_results_is_answered(api: Any) -> None:
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    history = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    history += [{"role": "tool", "tool_call_id": "abcdefghi", "content": "2"}, *QUESTION]
-    asked = {"messages": history, "tools": [TOOL], "max_tokens": 8, **GREEDY}
-    whole = api.chat.completions.create(**asked).choices[0]
-    assert (whole.message.role, whole.finish_reason) in [("assistant", "stop"), ("assistant", "length")]
-    chunks = list(api.chat.completions.create(stream=True, **asked))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == (whole.message.content or "")
-
-
-def test_responses_are_the_same_whole_and_streamed(api: Any) -> None:
-    asked = {"model": "tiny", "input": QUESTION, "temperature": 0, "max_output_tokens": 16, "store": False}
-    whole = api.responses.create(**asked)
-    assert "Paris" in whole.output_text
-    assert whole.status == "completed"
-    events = list(api.responses.create(stream=True, **asked))
-    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    assert said == whole.output_text == events[-1].response.output_text
-    assert whole.usage.output_tokens == events[-1].response.usage.output_tokens
-    with pytest.raises(openai.BadRequestError) as caught:
-        api.responses.create(model="tiny", input="x", previous_response_id="resp_1")
-    assert caught.value.param == "previous_response_id"
-
-
-def test_messages_are_answered_as_anthropic_does(base_url: str) -> None:
-    asked = {"model": "tiny", "max_tokens": 16, "temperature": 0, "messages": QUESTION}
-    with openai.OpenAI(base_url=base_url, api_key="none", timeout=60, max_retries=0) as client:
-        whole = client.post("/messages", body=asked, cast_to=object)
-        refused = client.with_options(max_retries=0)
-        with pytest.raises(openai.BadRequestError) as caught:
-            refused.post("/messages", body={**asked, "max_tokens": None}, cast_to=object)
-    assert "Paris" in whole["content"][0]["text"]
-    assert whole["stop_reason"] == "end_turn"
-    assert caught.value.response.json()["error"]["type"] == "invalid_request_error"

@@ -78,6 +78,31 @@ def test_an_id_in_an_http_body_names_the_request(server: TritonServer, model: st
 
 
 @MODELS
+def test_bias_and_allowed_ids_choose_the_tokens(client: RawClient, model: str) -> None:
+    """The answer is forced, banned, and held to the ids of its own tokens."""
+    asked = {"text_input": text(QUESTION), "max_tokens": number(4, np.int32), "return_logprobs": number(True, np.bool_)}
+    asked |= {"exclude_input_in_output": number(True, np.bool_)}
+
+    def answer(**more: Any) -> list[str]:
+        return [key for token in told(**more) for key in token]
+
+    def told(**more: Any) -> list[dict[str, Any]]:
+        [result] = client.results(model, asked | more)
+        said: list[dict[str, Any]] = json.loads(result.as_numpy("logprobs")[0])
+        return said
+
+    paris, *rest = answer()
+    assert answer(logit_bias=text(json.dumps({paris: 100}))) == [paris] * 4
+    assert paris not in answer(logit_bias=text(json.dumps({paris: -100})))
+    assert answer(sampling_parameters=text(json.dumps({"logit_bias": {paris: 100}}))) == [paris] * 4
+    own = np.array([[int(token) for token in rest]], np.int32)
+    held = answer(allowed_token_ids=own)
+    assert set(held) <= set(rest)
+    free, biased = (told(**more)[0][paris]["logprob"] for more in ({}, {"logit_bias": text(json.dumps({paris: 5}))}))
+    assert biased == pytest.approx(free, abs=1e-3), "log-probabilities are the model's own"
+
+
+@MODELS
 def test_a_client_of_the_tensorrt_llm_ensemble_is_answered(client: RawClient, model: str) -> None:
     arrays = {
         "text_input": text(QUESTION),

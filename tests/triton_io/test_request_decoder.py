@@ -393,3 +393,48 @@ names = st.sampled_from(["temperature", "top_k", "stop", "logprobs", "seed", "n"
 def test_no_json_ends_in_anything_but_a_request_or_a_refusal(values: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         assert sampled(**values).sampling.max_tokens == 64
+
+
+def test_bias_and_allowed_ids_come_as_tensors_as_json_and_as_parameters() -> None:
+    expected = (((3, -2.5), (7, 100.0)), (9, 4))
+    bias, allowed = {"7": 100, "3": "-2.5", "5": 0}, [9, 4, 9]
+    tensors = {"logit_bias": text(json.dumps(bias)), "allowed_token_ids": np.array([allowed], np.int32)}
+    ways = (
+        request(PROMPT | tensors),
+        sampled(logit_bias=bias, allowed_token_ids=allowed),
+        request(PROMPT, {"logit_bias": json.dumps(bias), "allowed_token_ids": json.dumps(allowed)}),
+        request(PROMPT | tensors, {"logit_bias": json.dumps(bias)}),
+    )
+    for made in ways:
+        assert (made.logit_bias, made.allowed_token_ids) == expected
+    nothing = sampled(logit_bias={}, allowed_token_ids=[])
+    assert (nothing.logit_bias, nothing.allowed_token_ids) == ((), ())
+    assert request(PROMPT | {"logit_bias": text("")}).logit_bias == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"logit_bias": [1]}, "logit_bias: given [1]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias: given 'x', allowed: a whole number"),
+        ({"logit_bias": {"7": True}}, "logit_bias[7]: given True"),
+        ({"logit_bias": {"7": -101}}, "logit_bias[7]: given -101.0, allowed: a number in [-100, 100]"),
+        ({"logit_bias": {"7": 1, "07": 1}}, "logit_bias: given 'an id twice'"),
+        ({"logit_bias": {"1000": 1}}, "logit_bias: given 1000, allowed: ids in 0..999"),
+        ({"logit_bias": dict.fromkeys(range(301), 1)}, "logit_bias: given '301 ids'"),
+        ({"logit_bias": "{"}, "logit_bias"),
+        ({"allowed_token_ids": 3}, "allowed_token_ids: given 3"),
+        ({"allowed_token_ids": [2**40]}, "allowed_token_ids: given 1099511627776"),
+        ({"allowed_token_ids": [97], "bad_words": ["a"]}, "ends no bad word"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids: given [2]"),
+    ],
+    ids=str,
+)
+def test_a_wrong_bias_or_list_of_allowed_ids_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        sampled(**values)
+    assert words in str(caught.value)
+
+
+def test_an_end_token_that_is_ignored_may_be_the_only_allowed_one() -> None:
+    assert sampled(allowed_token_ids=[2], min_tokens=1, ignore_eos=True).allowed_token_ids == (2,)

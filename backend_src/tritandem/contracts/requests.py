@@ -44,6 +44,8 @@ class GenerationRequest:
     stop_words: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not appear
+    logit_bias: tuple[tuple[int, float], ...] = ()  # each id once
+    allowed_token_ids: tuple[int, ...] = ()  # (): all
     output: OutputOptions = OutputOptions()
     priority: PriorityClass = PriorityClass.NORMAL
     tenant: str = ""
@@ -62,4 +64,6 @@ class EngineRequest:
     sampling: SamplingParams
     stop_ids: tuple[int, ...] = ()  # end tokens included; at most MAX_STOP_TOKEN_IDS
     bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     prefix_salt: int = 0  # int64; sequences share cached prefixes only where these are equal

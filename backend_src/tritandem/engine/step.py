@@ -14,7 +14,9 @@ from typing import Protocol
 from ..contracts.arrays import Float32Array, Int32Array, UInt8Array
 from ..contracts.fields import SamplingParams
 
-PENALISED, BAD_WORDS = "penalised", "bad_words"  # features with tables beside the rows
+# Features with tables beside the rows.
+PENALISED, BAD_WORDS = "penalised", "bad_words"
+LOGIT_BIAS, ALLOWED_TOKENS = "logit_bias", "allowed_token_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,14 @@ class SlotInit:
     stop_ids: tuple[int, ...]
     bad_words: tuple[tuple[int, ...], ...]
     output_ids: Int32Array  # [m], usually empty
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def rare(self) -> bool:
-        """It has what a row does not carry: bad words, or what penalties look at."""
-        return bool(self.bad_words) or PENALISED in self.sampling.features
+        """It has what a row does not carry: lists of tokens, or what penalties look at."""
+        lists = self.bad_words or self.logit_bias or self.allowed_token_ids
+        return bool(lists) or PENALISED in self.sampling.features
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contracts.errors import InvalidRequest
-from ..contracts.fields import MAX_TOP_LOGPROBS
+from ..contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, MOST_LOGIT_BIAS
 from ..triton_io.request.chat_messages import MAX_TOOLS, check_tool
 from .errors import ApiError, invalid, not_honoured
 
@@ -85,6 +85,12 @@ def ids(name: str, value: Any) -> list[int]:
         raise invalid(name, value, "a list of token ids")
     listed: list[int] = value
     return listed
+
+
+def biases(name: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise invalid(name, value, 'an object such as {"42": -100}')
+    return {token: real(f"{name}[{token}]", one) for token, one in value.items()}
 
 
 def is_ids(value: Any) -> bool:
@@ -185,6 +191,11 @@ FIELDS: tuple[Field, ...] = (
     _sampling("frequency_penalty", _NUMBER, "0", "subtracted for each earlier occurrence"),
     _sampling("repetition_penalty", _NUMBER, "1", "divides the logits of tokens seen before"),
     _sampling("bad_words", _WORDS, "none", "texts that must not appear", words),
+    _sampling("logit_bias", {"type": "object", "additionalProperties": _NUMBER}, "none",
+              f"by token id, at most {MAX_LOGIT_BIAS}: added to its logit, in [-{MOST_LOGIT_BIAS:g}, "
+              f"{MOST_LOGIT_BIAS:g}]; `logprobs` are the model's own", biases),
+    _sampling("allowed_token_ids", _IDS, "all",
+              f"no other token is chosen, at most {MAX_ALLOWED_TOKEN_IDS}; end tokens only if among them", ids),
     Field("n", _INTEGER, "1", f"choices for each prompt; {MAX_CHOICES} at most over all prompts",
           whole(1, MAX_CHOICES)),
     Field("logprobs", _FLAG, "false", "log-probability of each token", flag, (CHAT,)),
@@ -208,8 +219,6 @@ NEUTRAL: tuple[Neutral, ...] = (
     Neutral("functions", ([],), _ABSENT),
     Neutral("function_call", ("none", "auto"), "there are no functions"),
     Neutral("response_format", ({"type": "text"},), "structured output is not offered"),
-    Neutral("logit_bias", ({},), _ABSENT),
-    Neutral("allowed_token_ids", ([],), _ABSENT),
     Neutral("modalities", (["text"],), "text only"),
     Neutral("audio", (), _ABSENT),
     Neutral("web_search_options", (), _ABSENT),

@@ -291,7 +291,14 @@ class EngineLink:
 def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
     request = ticket.request
     return EngineRequest(
-        seq_id, request.input_ids, request.sampling, request.stop_ids, request.bad_words, ticket.prefix_salt
+        seq_id,
+        request.input_ids,
+        request.sampling,
+        request.stop_ids,
+        request.bad_words,
+        request.logit_bias,
+        request.allowed_token_ids,
+        ticket.prefix_salt,
     )
 
 

@@ -28,7 +28,9 @@ from tritandem_client.request import WireRequest
 from tritandem_client.results import Health, health_of
 from tritandem_client.transports import Address
 
-_LISTS = frozenset({"input_ids", "stop_words", "bad_words"})  # tensors of any length; all others are one value
+_LISTS = frozenset(
+    {"input_ids", "stop_words", "bad_words", "allowed_token_ids"}
+)  # tensors of any length; all others are one value
 _NOT_OUTPUTS = frozenset({"id", "model_name", "model_version"})
 
 

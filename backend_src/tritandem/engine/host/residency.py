@@ -117,6 +117,8 @@ class Residency:
                 stop_ids=tuple(request.stop_ids),
                 bad_words=request.bad_words,
                 output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
+                logit_bias=request.logit_bias,
+                allowed_token_ids=request.allowed_token_ids,
             )
         )
         self.changes.add_blocks(sequence.slot, 0, sequence.blocks)

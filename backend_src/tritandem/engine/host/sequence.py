@@ -14,7 +14,7 @@ import numpy as np
 from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode
-from ..step import BAD_WORDS
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS
 from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1
@@ -58,8 +58,13 @@ class SequenceState:
     _hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        sampling = self.request.sampling
-        self.features = sampling.features | {BAD_WORDS} if self.request.bad_words else sampling.features
+        request, sampling = self.request, self.request.sampling
+        lists = {
+            BAD_WORDS: request.bad_words,
+            LOGIT_BIAS: request.logit_bias,
+            ALLOWED_TOKENS: request.allowed_token_ids,
+        }
+        self.features = sampling.features.union(name for name, listed in lists.items() if listed)
         self.plain = not self.features and sampling.logprobs is None
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...contracts.errors import InvalidRequest
 from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from ...contracts.requests import EngineRequest
+from ...contracts.token_rules import check_token_rules
 from ..step import RunnerSpec
 
 
@@ -35,3 +36,4 @@ def validate(request: EngineRequest, spec: RunnerSpec) -> None:
         for token in word:
             if not 0 <= token < spec.vocab_size:
                 raise InvalidRequest("bad_words", token, vocabulary)
+    check_token_rules(request, spec.vocab_size)

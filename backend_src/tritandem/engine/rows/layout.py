@@ -47,6 +47,8 @@ STATE = (
 SAMPLING = tuple(RowField(name, facts.row) for name, facts in FIELDS_OF_SAMPLING.items() if facts.row)
 LISTS = (
     RowField("bad_word_count", "i"),  # rows of `SlotState.bad_words` that are this sequence's
+    RowField("bias_count", "i"),  # likewise of `bias_ids` and `bias_values`
+    RowField("allowed_count", "i"),  # 0: all tokens are allowed, whatever `allowed_ids` holds
     RowField("stop_ids", "i", MAX_STOP_TOKEN_IDS),  # filled with -1
     RowField("recent", "i", RECENT_TOKENS),  # the last tokens, right-aligned, filled with -1
 )
@@ -74,6 +76,8 @@ def pack_row(into: bytearray, at: int, init: SlotInit, max_context_tokens: int) 
         "produced": outputs,
         "finished": 0,
         "bad_word_count": len(init.bad_words),
+        "bias_count": len(init.logit_bias),
+        "allowed_count": len(init.allowed_token_ids),
         "stop_ids": padded_right(init.stop_ids, MAX_STOP_TOKEN_IDS),
         "recent": padded_left(tail.tolist(), RECENT_TOKENS),
     }

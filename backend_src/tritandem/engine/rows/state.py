@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+from ...contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from ...contracts.stream import FinishCode
 from ..step import PENALISED, SlotInit
 from .layout import FIELDS, OFFSETS, ROW_WORDS, WORD_BYTES, pack_row, padded_left
@@ -53,6 +53,9 @@ class SlotState:
     words: torch.Tensor  # int32 [N + 1, ROW_WORDS]
     block_table: torch.Tensor  # int32 [N + 1, max_blocks]
     bad_words: torch.Tensor  # int32 [N + 1, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS] right-aligned, filled with -1
+    bias_ids: torch.Tensor  # int64 [N + 1, MAX_LOGIT_BIAS]
+    bias_values: torch.Tensor  # float32, likewise
+    allowed_ids: torch.Tensor  # int64 [N + 1, MAX_ALLOWED_TOKEN_IDS] behind the row's own stands its first again
     vocab_size: int
     penalties: PenaltyTables | None = None  # exists once a penalty was used
     _views: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -64,6 +67,9 @@ class SlotState:
             words=torch.zeros((rows, ROW_WORDS), dtype=torch.int32, device=device),
             block_table=torch.zeros((rows, max_blocks), dtype=torch.int32, device=device),
             bad_words=torch.full((rows, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), -1, dtype=torch.int32, device=device),
+            bias_ids=torch.zeros((rows, MAX_LOGIT_BIAS), dtype=torch.int64, device=device),
+            bias_values=torch.zeros((rows, MAX_LOGIT_BIAS), dtype=torch.float32, device=device),
+            allowed_ids=torch.zeros((rows, MAX_ALLOWED_TOKEN_IDS), dtype=torch.int64, device=device),
             vocab_size=vocab_size,
         )
         state.finished.fill_(1)
@@ -109,10 +115,18 @@ class SlotState:
         self.write_rare(init)
 
     def write_rare(self, init: SlotInit) -> None:
-        """What the row itself does not carry: bad words and the tables of penalties."""
+        """What the row itself does not carry: lists of tokens and the tables of penalties."""
         if init.bad_words:
             words = torch.tensor([padded_left(word, MAX_BAD_WORD_TOKENS) for word in init.bad_words])
             self.bad_words[init.slot, : len(words)] = words.to(self.bad_words)
+        if init.logit_bias:
+            ids, values = zip(*init.logit_bias, strict=True)
+            self.bias_ids[init.slot, : len(ids)] = torch.tensor(ids).to(self.bias_ids)
+            self.bias_values[init.slot, : len(ids)] = torch.tensor(values).to(self.bias_values)
+        if init.allowed_token_ids:
+            allowed = init.allowed_token_ids
+            padded = [*allowed, *[allowed[0]] * (MAX_ALLOWED_TOKEN_IDS - len(allowed))]
+            self.allowed_ids[init.slot] = torch.tensor(padded).to(self.allowed_ids)
         if PENALISED in init.sampling.features:
             tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
             self.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from ..rows.state import SlotState
-from ..step import BAD_WORDS, PENALISED, SamplingFeatures
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, PENALISED, SamplingFeatures
+from .allowed_tokens import keep_allowed
 from .bad_words import mask_bad_words
 from .end_tokens import mask_end_tokens
 from .filters import filter_draw
+from .logit_bias import add_bias
 from .noise import gumbel_noise
 from .penalties import penalise
 
@@ -25,13 +27,19 @@ EVERY = ""  # the name of what applies to every step that is not plainly greedy
 
 # By the name that the table of sampling fields gives a feature, in the order of application: to every choice, and
 # then, behind the temperature, to draws.
-CHOICE: tuple[tuple[str, Change], ...] = ((PENALISED, penalise), (EVERY, mask_end_tokens), (BAD_WORDS, mask_bad_words))
+CHOICE: tuple[tuple[str, Change], ...] = (
+    (LOGIT_BIAS, add_bias),
+    (PENALISED, penalise),
+    (ALLOWED_TOKENS, keep_allowed),
+    (EVERY, mask_end_tokens),
+    (BAD_WORDS, mask_bad_words),
+)
 DRAW: tuple[tuple[str, Change], ...] = (("filtered", filter_draw),)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """R rows. Log-probabilities are log-softmax of the raw logits, before penalties and temperature."""
+    """R rows. Log-probabilities are log-softmax of the raw logits, before bias, penalties and temperature."""
 
     tokens: torch.Tensor  # int64 [R]
     broken: torch.Tensor  # bool [R] no token can be chosen: its score is not finite

@@ -4,7 +4,7 @@ Owns the layout of both sides of the hop; every message is at most three tensors
 No JSON in the token path (only errors, which are rare, carry text). Pure; knows nothing about Triton, nor about the
 key that stands before a call's header (see inner_key).
 
-    call     header int64: [op, n, ...rows]        tokens int32: all prompts, stop ids and bad words, joined
+    call     header int64: [op, n, ...rows]        tokens int32: all prompts and lists of ids, joined
     batch    header int64: [R, T, K, ...load, ...rows]    tokens int32: [T] + top ids [T*K]
              floats float32 (only with log-probabilities): [T] + top log-probabilities [T*K]
 """
@@ -56,25 +56,29 @@ class WireBatch:
 # One row of int64 a request; floats travel as their float64 bits.
 _SAMPLING = tuple(FIELDS)
 _NONE = -1  # logprobs: not asked for
-_HEAD = 5  # seq_id, prompt tokens, stop ids, bad words, prefix salt
+_HEAD = 7  # seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, prefix salt
 _ROW = _HEAD + len(_SAMPLING)
 
 
 def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Array]:
-    """header and tokens of a submit call; the lengths of bad words follow the rows, request by request."""
+    """header and tokens of a submit call; behind the rows, request by request, the lengths of
+    bad words and the values of biased ids."""
     rows = np.empty((len(requests), _ROW), np.int64)
-    word_lengths: list[int] = []
+    tail: list[int] = []
     parts: list[Int32Array] = []
     for row, request in zip(rows, requests, strict=True):
-        lengths = (len(request.prompt_ids), len(request.stop_ids), len(request.bad_words))
+        bias, allowed = request.logit_bias, request.allowed_token_ids
+        lengths = (len(request.prompt_ids), len(request.stop_ids), len(request.bad_words), len(bias), len(allowed))
         row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
         row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
-        word_lengths.extend(len(word) for word in request.bad_words)
+        tail.extend(len(word) for word in request.bad_words)
+        tail.extend(_bits(value) for _, value in bias)
         parts.append(request.prompt_ids)
-        parts.append(np.array([*request.stop_ids, *(i for word in request.bad_words for i in word)], np.int32))
+        words = (i for word in request.bad_words for i in word)
+        parts.append(np.array([*request.stop_ids, *words, *(i for i, _ in bias), *allowed], np.int32))
     # Every part int64 by itself: an empty list would count as float64, in which long integers lose their end.
-    head, tail = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(word_lengths, np.int64)
-    header: Int64Array = np.concatenate((head, rows.reshape(-1), tail))
+    head, last = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(tail, np.int64)
+    header: Int64Array = np.concatenate((head, rows.reshape(-1), last))
     return header, np.concatenate(parts, dtype=np.int32) if parts else np.zeros(0, np.int32)
 
 
@@ -82,7 +86,7 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
     """Raises InvalidRequest for sampling values out of range. The arrays are copied from."""
     count = int(header[1])
     rows = header[2 : 2 + count * _ROW].reshape(count, _ROW)
-    word_lengths = iter(header[2 + count * _ROW :].tolist())
+    tail = iter(header[2 + count * _ROW :])
     position = 0
 
     def take(length: int) -> Int32Array:
@@ -92,7 +96,7 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
 
     requests = []
     for row in rows:
-        seq_id, prompt_tokens, stop_ids, bad_words, prefix_salt = (int(value) for value in row[:_HEAD])
+        seq_id, prompt_tokens, stop_ids, bad_words, biased, allowed, prefix_salt = (int(value) for value in row[:_HEAD])
         sampling: dict[str, Any] = {
             name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[_HEAD:], strict=True)
         }
@@ -102,7 +106,9 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
                 prompt_ids=np.array(take(prompt_tokens)),
                 sampling=SamplingParams(**sampling),
                 stop_ids=tuple(take(stop_ids).tolist()),
-                bad_words=tuple(tuple(take(next(word_lengths)).tolist()) for _ in range(bad_words)),
+                bad_words=tuple(tuple(take(int(next(tail))).tolist()) for _ in range(bad_words)),
+                logit_bias=tuple((i, _float(next(tail))) for i in take(biased).tolist()),
+                allowed_token_ids=tuple(take(allowed).tolist()),
                 prefix_salt=prefix_salt,
             )
         )
@@ -121,16 +127,24 @@ def unpack_cancel(header: Int64Array) -> list[int]:
 
 def _to_int64(name: str, value: float | int | None) -> int:
     if TYPES[name] is float:
-        return int(np.float64(value).view(np.int64))
+        return _bits(value)
     return _NONE if value is None else int(value)
 
 
 def _from_int64(name: str, value: np.int64) -> float | int | None:
     if TYPES[name] is float:
-        return float(value.view(np.float64))
+        return _float(value)
     if name == "logprobs" and value == _NONE:
         return None
     return int(value)
+
+
+def _bits(value: float | int | None) -> int:
+    return int(np.float64(value).view(np.int64))
+
+
+def _float(bits: np.int64) -> float:
+    return float(bits.view(np.float64))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest
 from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
+from ...contracts.token_rules import check_token_rules
 from .client_numbers import read_whole
 from .dialects import OWN, Dialect
 from .incoming import check_id
@@ -123,7 +124,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)
-    return GenerationRequest(
+    request = GenerationRequest(
         request_id=draft.request_id,
         input_ids=input_ids,
         sampling=sampling,
@@ -131,6 +132,8 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         stop_words=_stop_words(draft.fields, limits),
         stop_ids=_stop_ids(draft.fields, limits),
         bad_words=_bad_words(draft.fields, limits),
+        logit_bias=draft.fields.logit_bias,
+        allowed_token_ids=draft.fields.allowed_token_ids,
         output=output,
         priority=limits.default_priority if draft.priority is None else draft.priority,
         tenant=draft.tenant,
@@ -139,6 +142,8 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         tokenized_ns=tokenized_ns,
         trace_parent=draft.trace_parent,
     )
+    check_token_rules(request, limits.vocab_size)
+    return request
 
 
 # --------------------------------------------------------------------------------------------------

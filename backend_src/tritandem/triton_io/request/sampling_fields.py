@@ -55,6 +55,8 @@ class SamplingFields:
     stop_token_ids: tuple[int, ...] = ()
     stop_id_words: tuple[tuple[int, ...], ...] = ()  # of two tokens and more
     bad_id_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     end_id: int | None = None
 
     @property
@@ -113,6 +115,17 @@ def _whole_list(name: str, value: object) -> tuple[int, ...]:
     return tuple(read_whole(name, one) for one in value)
 
 
+def _bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """By id; a bias of 0 says nothing. As a tensor or parameter it is JSON text."""
+    given = parse_json_object(name, value) if isinstance(value, str) else value
+    if not isinstance(given, dict):
+        raise InvalidRequest(name, value, 'a JSON object such as {"42": -100}')
+    read = {read_whole(name, token): read_real(f"{name}[{token}]", one) for token, one in given.items()}
+    if len(read) != len(given):
+        raise InvalidRequest(name, "an id twice", "each id once")
+    return tuple(sorted((token, one) for token, one in read.items() if one))
+
+
 _NEWER_BUDGET = "max_completion_tokens"  # clients send it beside a default max_tokens of theirs: it goes before that
 _READERS: dict[str, Callable[[str, object], Any]] = {
     **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
@@ -123,10 +136,12 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "stop_words": _words,
     "bad_words": _words,
     "stop_token_ids": _whole_list,
+    "logit_bias": _bias,
+    "allowed_token_ids": _whole_list,
 }
 
 _ID_WORDS = {"stop_words_list": MAX_STOP_WORDS, "bad_words_list": MAX_BAD_WORDS}
-_LISTS = frozenset({"stop_words", "bad_words", "stop_token_ids"})
+_LISTS = frozenset({"stop_words", "bad_words", "stop_token_ids", "allowed_token_ids"})
 _OTHER_NAMES = {"stop": "stop_words", "max_new_tokens": "max_tokens"}
 _JSON_ALIASES = {**{alias: name for alias, name in ALIASES.items() if not alias.startswith(PREFIX)}, **_OTHER_NAMES}
 
@@ -192,6 +207,10 @@ def merge(inputs: Inputs, parameters: Mapping[str, Any]) -> SamplingFields:
             _put(found, _NUMBERS[name], inputs.number(name))
         elif name in _WORDS:
             _put(found, _WORDS[name], inputs.words(name))
+        elif name == "logit_bias":
+            _put(found, name, _bias(name, inputs.text(name)) if inputs.text(name) else None)
+        elif name == "allowed_token_ids":
+            _put(found, name, tuple(np.asarray(inputs.ids(name)).tolist()))
         elif name in _ID_WORDS:
             _put(found, name, _id_words(name, inputs[name]))
         elif name in _NEUTRAL_INPUTS:
@@ -285,7 +304,8 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     stop_ids, bad_ids = found.pop("stop_words_list", ()), found.pop("bad_words_list", ())
     stop_token_ids = (*stop_token_ids, *(word[0] for word in stop_ids if len(word) == 1))
     longer = tuple(word for word in stop_ids if len(word) > 1)
-    return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, end_id)
+    bias, allowed = found.pop("logit_bias", ()), tuple(dict.fromkeys(found.pop("allowed_token_ids", ())))
+    return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, bias, allowed, end_id)
 
 
 def _bounded_words(name: str, words: tuple[str, ...], limit: int) -> tuple[str, ...]:

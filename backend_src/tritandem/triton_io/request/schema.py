@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...contracts.fields import FIELDS, MAX_BAD_WORDS, MAX_STOP_WORD_CHARS, MAX_STOP_WORDS
+from ...contracts.fields import (
+    FIELDS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_WORD_CHARS,
+    MAX_STOP_WORDS,
+    MOST_LOGIT_BIAS,
+)
 from .dialects import PROMPTS
 
 
@@ -50,6 +58,20 @@ SAMPLING_INPUTS = tuple(
 WORD_INPUTS = (
     _many("stop_words", "BYTES", "", f"at most {MAX_STOP_WORDS}, {_WORD}", "texts that end the answer; not returned"),
     _many("bad_words", "BYTES", "", f"at most {MAX_BAD_WORDS}, {_WORD}", "texts that must not appear"),
+    _one(
+        "logit_bias",
+        "BYTES",
+        "",
+        f"a JSON object of at most {MAX_LOGIT_BIAS} ids and numbers in -{MOST_LOGIT_BIAS:g}..{MOST_LOGIT_BIAS:g}",
+        "added to the logits of these ids",
+    ),
+    _many(
+        "allowed_token_ids",
+        "INT32",
+        "",
+        f"at most {MAX_ALLOWED_TOKEN_IDS} ids of the vocabulary; none: all",
+        "no other token is chosen; end tokens only if among them",
+    ),
     _one(
         "end_id", "INT32", "the model's", "an id; -1 or beyond the vocabulary: none", "replaces the model's end tokens"
     ),
