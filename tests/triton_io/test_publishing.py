@@ -127,7 +127,7 @@ def test_the_tokenizers_plug_notes_what_was_encoded_and_not_what_was_refused() -
                 future.set_result(Encoded(np.arange(2, dtype=np.int32), "fast", queue_ns=5, encode_ns=7))
             return future
 
-        def submit_chat(self, messages: Any, *, max_tokens: int | None) -> Any:
+        def submit_chat(self, messages: Any, *, tools: Any, max_tokens: int | None) -> Any:
             raise AssertionError("no chat here")
 
         def close(self) -> None: ...

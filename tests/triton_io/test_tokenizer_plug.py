@@ -44,7 +44,7 @@ class SlowForLongTexts:
             future.set_result(self.encoded(text))
         return future
 
-    def submit_chat(self, messages: Any, *, max_tokens: int | None) -> Future[Any]:
+    def submit_chat(self, messages: Any, *, tools: Any, max_tokens: int | None) -> Future[Any]:
         return self.submit(
             "|".join(message["content"] for message in messages), add_special_tokens=True, max_tokens=max_tokens
         )
