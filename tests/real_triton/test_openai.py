@@ -33,7 +33,7 @@ FREED_WITHIN_S = 0.5  # of 50 ms on an idle machine; two busy cores take their t
 def base_url(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     [port] = free_ports(1)
     options = dataclasses.replace(server.options, openai_port=port)
-    front = FrontWorkers(FrontOptions(("tiny",), workers=1), print)
+    front = FrontWorkers(FrontOptions(("tiny",), workers=1, tool_parser="hermes", reasoning_parser="think"), print)
     log: Path = tmp_path_factory.mktemp("front") / "log"
     front.start(options, log, server.cpus)
     yield f"http://{options.url(port)}/v1"
@@ -156,7 +156,8 @@ def test_errors_are_the_packages_own(api: Any) -> None:
         ({"logit_bias": {"7": 101}}, "logit_bias[7]"),
         ({"extra_body": {"allowed_token_ids": [-1]}}, "allowed_token_ids"),
         ({"max_tokens": 10**6}, "max_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
@@ -187,3 +188,43 @@ def test_a_client_that_leaves_frees_its_row(api: Any, client: RawClient) -> None
         assert time.monotonic() - left_s < FREED_WITHIN_S
         Event().wait(0.005)
     print(f"freed after {(time.monotonic() - left_s) * 1e3:.0f} ms")
+
+
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def test_a_chat_with_tools_and_their_results_is_answered(api: Any) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    history = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": "abcdefghi", "content": "2"}, *QUESTION]
+    asked = {"messages": history, "tools": [TOOL], "max_tokens": 8, **GREEDY}
+    whole = api.chat.completions.create(**asked).choices[0]
+    assert (whole.message.role, whole.finish_reason) in [("assistant", "stop"), ("assistant", "length")]
+    chunks = list(api.chat.completions.create(stream=True, **asked))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == (whole.message.content or "")
+
+
+def test_responses_are_the_same_whole_and_streamed(api: Any) -> None:
+    asked = {"model": "tiny", "input": QUESTION, "temperature": 0, "max_output_tokens": 16, "store": False}
+    whole = api.responses.create(**asked)
+    assert "Paris" in whole.output_text
+    assert whole.status == "completed"
+    events = list(api.responses.create(stream=True, **asked))
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert said == whole.output_text == events[-1].response.output_text
+    assert whole.usage.output_tokens == events[-1].response.usage.output_tokens
+    with pytest.raises(openai.BadRequestError) as caught:
+        api.responses.create(model="tiny", input="x", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+
+
+def test_messages_are_answered_as_anthropic_does(base_url: str) -> None:
+    asked = {"model": "tiny", "max_tokens": 16, "temperature": 0, "messages": QUESTION}
+    with openai.OpenAI(base_url=base_url, api_key="none", timeout=60, max_retries=0) as client:
+        whole = client.post("/messages", body=asked, cast_to=object)
+        refused = client.with_options(max_retries=0)
+        with pytest.raises(openai.BadRequestError) as caught:
+            refused.post("/messages", body={**asked, "max_tokens": None}, cast_to=object)
+    assert "Paris" in whole["content"][0]["text"]
+    assert whole["stop_reason"] == "end_turn"
+    assert caught.value.response.json()["error"]["type"] == "invalid_request_error"

@@ -26,15 +26,21 @@ from .completions import CompletionShape
 from .errors import ApiError, ClientGone, draining, from_client, invalid, not_honoured
 from .exchange import Exchange, Receive, Send
 from .fields import CHAT
-from .formats.choose import AS_IT_STANDS, NONE, Formats
+from .formats.choose import AS_IT_STANDS, NONE, Formats, plain
 from .formats.text import Reading, Text
+from .formats.turn import Turn
 from .keys import Caller, Keys
+from .messages import Messages
+from .monologue import Monologue
+from .narrator import Endpoint, as_bytes
 from .openapi import document
 from .relay import Relay
+from .responses import Responses
 from .shapes import DONE, Envelope, Shape
 
 SHAPES: Mapping[str, Shape] = {"/v1/chat/completions": ChatShape(), "/v1/completions": CompletionShape()}
-ENDPOINTS = (*SHAPES, "/v1/models")
+TALKS: Mapping[str, Endpoint] = {"/v1/responses": Responses(), "/v1/messages": Messages()}
+ENDPOINTS = (*SHAPES, *TALKS, "/v1/models")
 MAX_DEADLINE_MS = 86_400_000
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -112,37 +118,65 @@ class App:
 
     async def _serve(self, exchange: Exchange, line: dict[str, Any]) -> Outcome:
         """Raises ApiError."""
-        shape = SHAPES.get(exchange.path)
+        shape, talk = SHAPES.get(exchange.path), TALKS.get(exchange.path)
         listing = exchange.path == "/v1/models" or exchange.path.startswith("/v1/models/")
-        if shape is None and not listing:
+        if shape is None and talk is None and not listing:
             raise ApiError(404, f"there is no {exchange.method} {exchange.path} here", code="unknown_url")
-        allowed = "POST" if shape else "GET"
+        allowed = "GET" if listing else "POST"
         if exchange.method != allowed:
             said = f"{exchange.path}: given {exchange.method}, allowed: {allowed}"
             raise ApiError(405, said, code="method_not_allowed", headers={"allow": allowed})
-        caller = self._site.keys.caller(exchange.header("authorization") or "")
-        if shape is None:
+        caller = self._site.keys.caller(_authorization(exchange))
+        if listing:
             await self._models(exchange)
             return Outcome.COMPLETED
         if self.draining:
             raise draining()
+        if talk:
+            return await self._converse(exchange, talk, caller, line)
+        assert shape is not None
         return await self._complete(exchange, shape, caller, line)
 
     async def _complete(self, exchange: Exchange, shape: Shape, caller: Caller, line: dict[str, Any]) -> Outcome:
         ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)))
         refuse_other_models(ask, self._site.models)
         grammar = _grammar(ask, self._site.formats)
+        options = self._prepare(exchange, ask, shape.id_prefix, caller, line)
+        turns = ChatTurns(grammar, ask.parallel_calls) if grammar else None
+        envelope = Envelope(shape, options["request_id"], ask.model or self._site.models[0], int(time.time()))
+        relay = Relay(ask, shape, envelope, self._client, options, turns)
+        return await self._run(exchange, relay, ask, line)
+
+    async def _converse(self, exchange: Exchange, talk: Endpoint, caller: Caller, line: dict[str, Any]) -> Outcome:
+        document = parse_body(await exchange.read_body(MAX_BODY_BYTES))
+        try:
+            ask = read_ask(CHAT, talk.to_chat(document))
+            refuse_other_models(ask, self._site.models)
+            grammar = _grammar(ask, self._site.formats)
+            options = self._prepare(exchange, ask, talk.id_prefix, caller, line)
+            model, turn = ask.model or self._site.models[0], Turn(grammar or plain, ask.parallel_calls)
+            narrator = talk.narrator(document, ask, options["request_id"], model, int(time.time()))
+            return await self._run(exchange, Monologue(ask, turn, narrator, self._client, options), ask, line)
+        except ApiError as error:
+            error.rename(talk.param)
+            raise
+
+    def _prepare(
+        self, exchange: Exchange, ask: Ask, id_prefix: str, caller: Caller, line: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The client's options beside those of the body. Raises ApiError."""
         options = _service_options(exchange, caller, ask.user)
         # An id of its own: who is told to stop by it is this request and no other, whatever clients send twice.
-        request_id = options["request_id"] = shape.id_prefix + secrets.token_hex(12)
+        request_id = options["request_id"] = id_prefix + secrets.token_hex(12)
         line.update(request=request_id, stream=ask.stream)
         if ask.unknown:
             unknown = tuple(name if _FIELD_NAME.fullmatch(name) else "?" for name in ask.unknown[:32])
             exchange.headers["x-ignored-fields"] = ", ".join(unknown)
             self._books.name_unknown(unknown)
-        envelope = Envelope(shape, request_id, ask.model or self._site.models[0], int(time.time()))
-        turns = ChatTurns(grammar, ask.parallel_calls) if grammar else None
-        relay = Relay(ask, shape, envelope, self._client, options, turns)
+        return options
+
+    async def _run(self, exchange: Exchange, relay: Relay | Monologue, ask: Ask, line: dict[str, Any]) -> Outcome:
+        """Until it is answered, or the client has gone. Raises ApiError."""
         work = asyncio.ensure_future(relay.stream(exchange) if ask.stream else relay.answer(exchange))
         leaving = asyncio.ensure_future(exchange.gone(events=ask.stream))
         try:
@@ -213,12 +247,21 @@ class App:
 
 async def _say(exchange: Exchange, error: ApiError) -> None:
     """As a response, or as the last event of a stream that has begun."""
+    talk, request_id = TALKS.get(exchange.path), exchange.headers["x-request-id"]
     if exchange.status:
-        if exchange.status == 200:
+        if exchange.status == 200 and talk:
+            await exchange.end_events(as_bytes(iter((talk.error_event(error, request_id),))))
+        elif exchange.status == 200:
             await exchange.end_events(b"data: " + error.body() + b"\n\n" + DONE)
         return
     exchange.headers |= error.headers
-    await exchange.respond(error.status, error.body())
+    await exchange.respond(error.status, talk.error(error, request_id) if talk else error.body())
+
+
+def _authorization(exchange: Exchange) -> str:
+    """Anthropic's clients have a header of their own."""
+    key = exchange.header("x-api-key") if exchange.path in TALKS else None
+    return exchange.header("authorization") or (f"Bearer {key}" if key else "")
 
 
 def _grammar(ask: Ask, formats: Formats) -> Callable[[Text], Reading[None]] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tritandem_client import (
     Cancelled,
@@ -60,6 +60,12 @@ class ApiError(Exception):
     def body(self) -> bytes:
         said = {"message": printable(str(self)), "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": said}).encode()
+
+    def rename(self, name: Callable[[str], str]) -> None:
+        """The field is called otherwise where it came in."""
+        if self.param is not None and (new := name(self.param)) != self.param:
+            self.args = (str(self).replace(f"{self.param}: ", f"{new}: ", 1),)
+            self.param = new
 
 
 class ClientGone(ApiError):

@@ -27,6 +27,8 @@ def document() -> bytes:
     paths = {
         "/v1/chat/completions": _post("The next turn of a conversation", CHAT),
         "/v1/completions": _post("The continuation of a text", COMPLETIONS),
+        "/v1/responses": _conversation("A turn of a conversation, as OpenAI's Responses", "input"),
+        "/v1/messages": _conversation("A turn of a conversation, as Anthropic's Messages", "messages", "max_tokens"),
         "/v1/models": {"get": {"summary": "Names of the model", "responses": {"200": _said("a list")}}},
         "/health": health,
         "/health/ready": health,
@@ -43,6 +45,15 @@ def _post(summary: str, door: str) -> dict[str, Any]:
         "required": ["messages" if door == CHAT else "prompt"],
         "properties": {field.name: {**field.schema, "description": field.doc} for field in fields},
     }
+    return _answered(summary, schema)
+
+
+def _conversation(summary: str, *required: str) -> dict[str, Any]:
+    """Described whole by its own makers."""
+    return _answered(summary, {"type": "object", "required": list(required)})
+
+
+def _answered(summary: str, schema: dict[str, Any]) -> dict[str, Any]:
     answers = {status: _said(meaning) for status, meaning in _ERRORS.items()}
     answers["200"] = _said("the answer, or events with parts of it")
     body = {"required": True, "content": {"application/json": {"schema": schema}}}

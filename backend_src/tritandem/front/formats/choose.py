@@ -25,6 +25,11 @@ TOOL_WORDS, REASONING_WORDS = (AUTO, NONE, *TOOLS), (AUTO, NONE, *REASONING)
 _LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
+def plain(text: Text) -> Reading[None]:
+    """All of it is said."""
+    return text.rest(text.say)
+
+
 @dataclass(frozen=True, slots=True)
 class Formats:
     """How tools are called and thoughts are marked; "none": not at all. `harmony` does both or neither."""
@@ -41,7 +46,7 @@ class Formats:
             return None
 
         def answer(text: Text) -> Reading[None]:
-            return text.rest(text.say) if spoken is None else spoken(text, known)
+            return plain(text) if spoken is None else spoken(text, known)
 
         if self.reasoning == NONE:
             return answer
