@@ -171,3 +171,11 @@ def test_a_facades_name_for_the_prompt_tells_the_dialect_and_is_gone_afterwards(
     arrays = {"vllm_text": text("x"), "stream": one(True, np.bool_)}
     assert take_dialect(arrays).name == "vllm_model"
     assert set(arrays) == {"text_input", "stream"}
+
+
+def test_a_prompt_of_two_names_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="given 'text_input and input_ids'"):
+        read("tensorrt_llm", {"input_ids": IDS, "text_input": text("hi")})
+    for both in (("vllm_text", "text_input"), ("vllm_text", "bls_text")):
+        with pytest.raises(InvalidRequest, match="text_input: given 'two prompts', allowed: one"):
+            take_dialect({name: text("hi") for name in both})

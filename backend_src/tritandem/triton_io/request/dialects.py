@@ -10,6 +10,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...contracts.errors import InvalidRequest
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -57,9 +59,11 @@ PROMPTS = {
 
 
 def take_dialect(arrays: MutableMapping[str, Any]) -> Dialect:
-    """Of a request's tensors, which have their public names afterwards."""
+    """Of a request's tensors, which have their public names afterwards. Raises InvalidRequest for two of one name."""
+    found = OWN
     for name, (dialect, public) in PROMPTS.items():
         if name in arrays:
-            arrays[public] = arrays.pop(name)
-            return dialect
-    return OWN
+            if public in arrays:
+                raise InvalidRequest(public, "two prompts", "one")
+            arrays[public], found = arrays.pop(name), dialect
+    return found
