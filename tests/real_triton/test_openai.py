@@ -228,3 +228,23 @@ def test_messages_are_answered_as_anthropic_does(base_url: str) -> None:
     assert "Paris" in whole["content"][0]["text"]
     assert whole["stop_reason"] == "end_turn"
     assert caught.value.response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_texts_and_ids_are_each_others(base_url: str) -> None:
+    with openai.OpenAI(base_url=base_url.removesuffix("/v1"), api_key="none", timeout=60, max_retries=0) as client:
+        said: Any = client.post("/tokenize", body={"prompt": "Der Fluß <|im_end|> 🌊"}, cast_to=object)
+        assert said["count"] == len(said["tokens"]) > 4
+        assert said["max_model_len"] == 8192
+        back: Any = client.post("/detokenize", body={"tokens": said["tokens"]}, cast_to=object)
+        assert back == {"prompt": "Der Fluß <|im_end|> 🌊"}
+        chat: Any = client.post("/tokenize", body={"messages": QUESTION}, cast_to=object)
+        asked: Any = client.post("/v1/chat/completions", body={"messages": QUESTION, "max_tokens": 1}, cast_to=object)
+        assert chat["count"] == asked["usage"]["prompt_tokens"]
+        wrong: Any = [
+            ("/detokenize", {"tokens": [10**6]}, "tokens"),
+            ("/tokenize", {"messages": [{"role": "user", "content": 7}]}, "messages"),
+        ]
+        for path, body, param in wrong:
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.post(path, body=body, cast_to=object)
+            assert str(caught.value.param).startswith(param)

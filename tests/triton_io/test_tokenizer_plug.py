@@ -60,6 +60,13 @@ class SlowForLongTexts:
     def encoded(text_: str) -> Encoded:
         return Encoded(np.array([ord(char) for char in text_], np.int32), "whole")
 
+    def submit_ids(self, ids: list[int]) -> Future[str]:
+        if max(ids) >= 128:
+            raise InvalidRequest("input_ids", max(ids), "ids in [0, 128)")
+        future: Future[str] = Future()
+        future.set_result("".join(map(chr, ids)))
+        return future
+
 
 def ids_of(sender: Any) -> list[int]:
     [response] = sender.wait_end()
@@ -193,3 +200,16 @@ def test_stamps_frame_the_encoding() -> None:
     [response] = sender.wait_end()
     [[arrived, ready, *_]] = response.arrays()["tokenized_ns"]
     assert 0 < arrived <= ready
+
+
+def test_who_takes_the_text_of_ids_gets_it() -> None:
+    plug = TokenizerPlug(SlowForLongTexts(), KEY)
+    outputs = [*handover.OUTPUTS, "text_output"]
+    request, sender = received({"input_ids": np.array([[104, 105]], np.int32)}, outputs=outputs)
+    wrong, wrong_sender = received({"input_ids": np.array([[128]], np.int32)}, outputs=outputs)
+    plain, plain_sender = received({"text_input": text("hi")}, outputs=outputs)
+    plug.execute([request, wrong, plain])
+    assert sender.wait_end()[0].arrays()["text_output"].tolist() == [[b"hi"]]
+    assert plain_sender.wait_end()[0].arrays()["text_output"].tolist() == [[b""]]
+    refusal = handover.unpack(wrong_sender.wait_end()[0].arrays()).refusal
+    assert str(refusal) == "input_ids: given 128, allowed: ids in [0, 128)"

@@ -37,10 +37,12 @@ from .openapi import document
 from .relay import Relay
 from .responses import Responses
 from .shapes import DONE, Envelope, Shape
+from .tokenize import Lookup, detokenize, tokenize
 
 SHAPES: Mapping[str, Shape] = {"/v1/chat/completions": ChatShape(), "/v1/completions": CompletionShape()}
 TALKS: Mapping[str, Endpoint] = {"/v1/responses": Responses(), "/v1/messages": Messages()}
-ENDPOINTS = (*SHAPES, *TALKS, "/v1/models")
+LOOKUPS: Mapping[str, Lookup] = {"/tokenize": tokenize, "/detokenize": detokenize}
+ENDPOINTS = (*SHAPES, *TALKS, *LOOKUPS, "/v1/models")
 MAX_DEADLINE_MS = 86_400_000
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -55,6 +57,7 @@ class Site:
     keys: Keys
     origins: tuple[str, ...] = ()
     formats: Formats = AS_IT_STANDS
+    context_tokens: int | None = None
 
 
 class App:
@@ -120,7 +123,8 @@ class App:
         """Raises ApiError."""
         shape, talk = SHAPES.get(exchange.path), TALKS.get(exchange.path)
         listing = exchange.path == "/v1/models" or exchange.path.startswith("/v1/models/")
-        if shape is None and talk is None and not listing:
+        lookup = LOOKUPS.get(exchange.path)
+        if not (shape or talk or lookup or listing):
             raise ApiError(404, f"there is no {exchange.method} {exchange.path} here", code="unknown_url")
         allowed = "GET" if listing else "POST"
         if exchange.method != allowed:
@@ -132,6 +136,8 @@ class App:
             return Outcome.COMPLETED
         if self.draining:
             raise draining()
+        if lookup:
+            return await self._look_up(exchange, lookup)
         if talk:
             return await self._converse(exchange, talk, caller, line)
         assert shape is not None
@@ -146,6 +152,17 @@ class App:
         envelope = Envelope(shape, options["request_id"], ask.model or self._site.models[0], int(time.time()))
         relay = Relay(ask, shape, envelope, self._client, options, turns)
         return await self._run(exchange, relay, ask, line)
+
+    async def _look_up(self, exchange: Exchange, lookup: Lookup) -> Outcome:
+        document = parse_body(await exchange.read_body(MAX_BODY_BYTES))
+        if (model := document.get("model")) not in (None, *self._site.models):
+            raise no_model(str(model), self._site.models)
+        try:
+            said = await lookup(self._client, document, secrets.token_hex(12), self._site.context_tokens)
+        except TritandemClientError as error:
+            raise from_client(error, {"input_ids": "tokens"}) from error
+        await exchange.respond(200, json.dumps(said).encode())
+        return Outcome.COMPLETED
 
     async def _converse(self, exchange: Exchange, talk: Endpoint, caller: Caller, line: dict[str, Any]) -> Outcome:
         document = parse_body(await exchange.read_body(MAX_BODY_BYTES))

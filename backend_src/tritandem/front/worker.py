@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from tritandem_client import AsyncClient
 
-from ..model_facts.templates import chat_templates
+from ..model_facts.chat_facts import chat_templates, context_tokens
 from .app import ENDPOINTS, App, Site
 from .books import Books
 from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose
@@ -80,7 +80,7 @@ def main(words: list[str] | None = None) -> None:
         if os.getppid() != args.parent:
             return
     formats = choose(chat_templates(args.model_path), args.tool_parser, args.reasoning_parser)
-    site = Site(tuple(args.model), read_keys(args.keys), tuple(args.cors), formats)
+    site = Site(tuple(args.model), read_keys(args.keys), tuple(args.cors), formats, context_tokens(args.model_path))
     books = Books(ENDPOINTS, args.counters_fd, args.worker)
     uvloop.run(serve(site, books, args))
 

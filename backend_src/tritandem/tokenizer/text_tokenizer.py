@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ..config import TokenizerConfig
+from ..contracts.errors import EngineFailed, InvalidRequest
 from .chats.renderer import ChatRenderer
 from .chats.segments import strings_in
 from .decode.text_streams import TextStreams
@@ -23,6 +24,7 @@ from .encode.threads import cores_given, encode_threads
 from .files.source import TokenizerSource
 
 INLINE_MESSAGES = 64  # a template takes some 10 us for each
+INLINE_IDS = 4096  # decoded in some 1 ms
 Encode = Callable[[], Ids]
 
 
@@ -76,6 +78,26 @@ class TextTokenizer:
     def encode_word(self, text: str) -> tuple[int, ...]:
         """The ids of a word by itself, without BOS or EOS (for bad words). Raises InvalidRequest."""
         return tuple(self.encode(text, add_special_tokens=False, field="bad_words").ids.tolist())
+
+    def submit_ids(self, ids: Sequence[int]) -> Future[str]:
+        """The text of ids, control tokens shown. A few are decoded here, many in the pool. Raises InvalidRequest."""
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest("input_ids", token, f"ids in [0, {self.vocab_size})")
+        future: Future[str] = Future()
+
+        def run() -> None:
+            try:
+                # Of tokenizers itself: transformers' own would look for torch.
+                future.set_result(self._source.renderer._tokenizer.decode(list(ids), skip_special_tokens=False))
+            except Exception as error:  # the waiting request must hear of it
+                future.set_exception(EngineFailed(f"the tokenizer could not decode: {type(error).__name__}"))
+
+        if len(ids) <= INLINE_IDS:
+            run()
+        else:
+            self._pool.submit(run)
+        return future
 
     # -- chat ------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The model `tokenizer`: text, chat or ids in, ids and stamps out; one `execute` serves many requests.
 
 A caller that takes the output `refusal` gets errors there, so that the scheduler, the next to hear, ends every
-request; anybody else gets error responses.
+request; anybody else gets error responses. Who takes `text_output` gets the text of ids that it sent.
 
 `execute` returns before long texts are done: each request has its own response sender, so that a short text
 never waits for a long one in its batch, and the dynamic batcher goes on. Responses are sent from Triton's
@@ -43,6 +43,7 @@ from .placing import place_process
 from .process import Process, WatchedPlug
 from .torchless import keep_torch_out
 
+TEXT = "text_output"
 # Ids of a request that has no prompt because it stops another one; the scheduler does not read them.
 _STOP_IDS: Int32Array = np.zeros(1, np.int32)
 
@@ -98,7 +99,7 @@ class TokenizerPlug:
         prompts: list[tuple[int, PromptSource, str, _Reply]] = []
 
         def read(request: Any, sender: Any) -> None:
-            reply = _Reply(sender, REFUSAL.name in request.requested_output_names(), received_ns, self._key)
+            reply = _Reply(sender, request.requested_output_names(), received_ns, self._key)
             try:
                 read_id(request)
                 parameters = read_parameters(read_parameters_text(request))
@@ -121,6 +122,10 @@ class TokenizerPlug:
             self._publisher.close()
 
     def _encode(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
+        if prompt.input_ids is not None and reply.takes_text:
+            ids = prompt.input_ids
+            self._tokenizer.submit_ids(ids.tolist()).add_done_callback(lambda done: reply.settle_text(ids, done))
+            return
         if prompt.text is None and prompt.chat is None:
             reply.answer(_STOP_IDS if prompt.input_ids is None else prompt.input_ids)
             return
@@ -151,8 +156,8 @@ class TokenizerPlug:
 class _Reply:
     """The one answer to one request. Nothing here raises."""
 
-    def __init__(self, sender: Any, takes_refusals: bool, received_ns: int, key: InnerKey) -> None:
-        self._sender, self._takes_refusals = sender, takes_refusals
+    def __init__(self, sender: Any, outputs: Sequence[str], received_ns: int, key: InnerKey) -> None:
+        self._sender, self._takes_refusals, self.takes_text = sender, REFUSAL.name in outputs, TEXT in outputs
         self._received_ns, self._key = received_ns, key
 
     def settle(self, done: Future[Encoded]) -> None:
@@ -162,17 +167,26 @@ class _Reply:
         else:
             self.refuse(error)
 
+    def settle_text(self, ids: Int32Array, done: Future[str]) -> None:
+        error = done.exception()
+        if error is None:
+            self.answer(ids, text=done.result())
+        else:
+            self.refuse(error)
+
     def refuse(self, error: BaseException) -> None:
         if self._takes_refusals:
             self.answer(_STOP_IDS, public_error(error))
         else:
             send_error(self._sender, error)
 
-    def answer(self, ids: Int32Array, refusal: TritandemError | None = None) -> None:
+    def answer(self, ids: Int32Array, refusal: TritandemError | None = None, text: str = "") -> None:
         try:
             arrays = handover.pack(Handover(ids, self._received_ns, time.monotonic_ns(), refusal), self._key)
             if not self._takes_refusals:
                 del arrays[REFUSAL.name]
+            if self.takes_text:
+                arrays[TEXT] = np.array([[text.encode()]], np.object_)
             tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
             self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=FINAL)
         except Exception as error:
