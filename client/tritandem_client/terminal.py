@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
+from collections.abc import Iterator
 
 from tritandem_client.client import Client
 from tritandem_client.errors import ConnectionFailed, ServerNotReady, TritandemClientError
@@ -19,8 +21,7 @@ from tritandem_client.stream import Stream
 
 def show(stream: Stream, *, as_json: bool, stats: bool) -> Result:
     """Print an answer while it comes. Ctrl-C cancels it and gives what there was. Raises the stream's errors."""
-    # Interrupted while waiting, the stream cancels itself; interrupted while printing, the block does it.
-    with stream, contextlib.suppress(KeyboardInterrupt):
+    with stream, contextlib.suppress(KeyboardInterrupt), _interrupted_by_closing(stream):
         if as_json:
             stream.drain()
         else:
@@ -30,6 +31,29 @@ def show(stream: Stream, *, as_json: bool, stats: bool) -> Result:
     if stats:
         print(statistics_line(stream.result), file=sys.stderr, flush=True)
     return stream.result
+
+
+@contextlib.contextmanager
+def _interrupted_by_closing(stream: Stream) -> Iterator[None]:
+    """The first Ctrl-C closes the stream, whose iteration ends then; a second one raises. An exception may strike
+    inside gRPC, with a lock taken that is never given back: closing the channel would wait for that lock."""
+    closed = False
+
+    def close(*_: object) -> None:
+        nonlocal closed
+        if closed:
+            raise KeyboardInterrupt
+        closed = True
+        stream.close()
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # somebody else's, or ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, close)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _print_text(stream: Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -166,20 +167,25 @@ def test_chat_as_json_is_one_line_per_answer(serve: Any, monkeypatch: Any, capsy
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["Paris.", "Paris."]
 
 
-def start_process(*arguments: str) -> subprocess.Popen[str]:
+# A shell starts its background jobs with SIGINT ignored, and children inherit that. Said here and not before `exec`:
+# this process has gRPC's threads, and a fork of it may not run Python.
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from tritandem_client.cli import main; sys.exit(main())"
+)
+
+
+@contextlib.contextmanager
+def start_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Killed when it is still there: a test that fails must not wait for it."""
     environment = {**os.environ, "PYTHONPATH": str(CLIENT_ROOT)}
-    command = [sys.executable, "-m", "tritandem_client", *arguments]
     pipe = subprocess.PIPE
-    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
-    return subprocess.Popen(
-        command,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_ctrl_c_cancels_the_answer_and_exits_130(serve: Any) -> None:
