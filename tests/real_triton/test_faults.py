@@ -26,11 +26,11 @@ SIGTERMS = int(os.environ.get("TRITANDEM_TEST_SIGTERMS", "1"))
 # Far less than the answers would take, on any CPU.
 ENDS_WITHIN_S = 20.0
 # How a request may end that runs, or comes, while a process is gone. Without the one that answers, or without Triton,
-# nothing is left to send an error: the connection ends. Without the tokenizer, running answers get five seconds;
-# without the relay of calls they complete, unless their engine is asked something meanwhile.
+# nothing is left to send an error: the connection ends. Without the tokenizer or the relay of calls, running answers
+# get five seconds; without the relay they end sooner when their engine is asked something.
 RUNNING_ENDS = {
     "engine": {"Failed"},
-    "engine_calls": {"Failed", ""},
+    "engine_calls": {"", "Failed", "ConnectionFailed"},
     "scheduler": {"ConnectionFailed"},
     "tritonserver": {"ConnectionFailed"},
     "guardian": {"ConnectionFailed"},

@@ -15,7 +15,7 @@ from tritandem.server import TritonServer, supervisor
 from tritandem.server.backoff import RestartPolicy, delay_s, restarts_in_a_row
 from tritandem.server.front_workers import FrontOptions, FrontWorkers
 from tritandem.server.health import stub_models
-from tritandem.server.supervisor import NO_TEXT_S, Supervisor, Trouble, lost_stubs
+from tritandem.server.supervisor import NOTHING_NEW_S, Supervisor, Trouble, lost_stubs
 
 from tests.fakes.ports import free_ports
 
@@ -194,11 +194,16 @@ def test_a_signal_cuts_the_drain_of_a_sick_server_short_and_ends_with_0(make_ser
     assert said[-1].startswith("restart 1 of 2")
 
 
-def test_without_the_answering_process_nothing_is_waited_for() -> None:
-    assert lost_stubs(["engine"], 4, 30.0) == Trouble("1 of 4 model processes have died: engine", 30.0)
-    assert lost_stubs(["tokenizer"], 4, 30.0).patience_s == NO_TEXT_S
-    assert lost_stubs(["tokenizer"], 4, 2.0).patience_s == 2.0
-    assert lost_stubs(["scheduler", "engine"], 4, 30.0).patience_s == 0.0
+def test_without_the_answering_process_nothing_is_waited_for_and_while_nothing_new_is_served_not_for_long() -> None:
+    one = ["tokenizer", "scheduler", "engine", "engine_calls"]
+    assert lost_stubs(["engine"], one, 30.0) == Trouble("1 of 4 model processes have died: engine", 30.0)
+    assert lost_stubs(["scheduler", "engine"], one, 30.0).patience_s == 0.0
+    for model in ("tokenizer", "engine_calls"):
+        assert lost_stubs([model], one, 30.0).patience_s == NOTHING_NEW_S
+        assert lost_stubs([model], one, 2.0).patience_s == 2.0
+    two = [*one, "other", "other_calls"]
+    assert lost_stubs(["engine_calls"], two, 30.0).patience_s == 30.0
+    assert lost_stubs(["engine_calls", "other_calls"], two, 30.0).patience_s == NOTHING_NEW_S
 
 
 def test_back_off_doubles_up_to_its_bound_and_then_gives_up() -> None:

@@ -10,7 +10,7 @@ from ..host import Refusal
 from .model_config import read_config, set_instances, write_config
 
 TOKENIZER_MODEL, SCHEDULER_MODEL, ENGINE_MODEL = "tokenizer", "scheduler", "engine"
-_RELAY = "{}_calls"  # every engine has one
+RELAY_SUFFIX = "_calls"  # every engine has a relay of its name
 
 
 def default_repository() -> Path:
@@ -46,7 +46,7 @@ def repository_of_run(
         return repository
     needed = {TOKENIZER_MODEL: "--tokenizer-instances"} if tokenizer_instances else {}
     if devices:
-        needed |= dict.fromkeys((SCHEDULER_MODEL, ENGINE_MODEL, _RELAY.format(ENGINE_MODEL)), "--devices")
+        needed |= dict.fromkeys((SCHEDULER_MODEL, ENGINE_MODEL, ENGINE_MODEL + RELAY_SUFFIX), "--devices")
     for model, flag in needed.items():
         if not (repository / model / "config.pbtxt").is_file():
             raise Refusal(f"{repository} has no model {model!r}", f"leave {flag} out")
@@ -65,7 +65,7 @@ def _add_engines(repository: Path, devices: Sequence[str]) -> None:
     """`engine` computes on the first device, copies of it, `engine_2` and so on, on the others."""
     names = [ENGINE_MODEL, *(f"{ENGINE_MODEL}_{number}" for number in range(2, len(devices) + 1))]
     for name in names[1:]:
-        for model, twin in ((ENGINE_MODEL, name), (_RELAY.format(ENGINE_MODEL), _RELAY.format(name))):
+        for model, twin in ((ENGINE_MODEL, name), (ENGINE_MODEL + RELAY_SUFFIX, name + RELAY_SUFFIX)):
             if (repository / twin).exists():
                 raise Refusal(f"the model repository has a model {twin!r} already", "leave --devices out")
             shutil.copytree(repository / model, repository / twin)

@@ -6,7 +6,7 @@ The first SIGINT or SIGTERM drains, a second one kills. Runs in the main thread 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ..contracts.errors import ConfigError
@@ -15,6 +15,7 @@ from .front_workers import FrontWorkers
 from .health import stub_models
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
+from .repository import RELAY_SUFFIX
 from .stop_signals import StopSignals
 
 WATCH_S = 0.25
@@ -30,8 +31,8 @@ SICK_UNLOAD_S = 3.0
 HUNG_FIRST_STARTS = 3
 # The model whose process sends every answer, and the one without which no text can be served.
 ANSWERING_MODEL, TEXT_MODEL = "scheduler", "tokenizer"
-# For running answers, while nobody who sends a text is served.
-NO_TEXT_S = 5.0
+# For running answers, while nothing new is served.
+NOTHING_NEW_S = 5.0
 
 EXIT_OK, EXIT_FAILED, EXIT_KILLED = 0, 1, 130
 
@@ -44,15 +45,17 @@ class Trouble:
     patience_s: float
 
 
-def lost_stubs(lost: Sequence[str], of: int, drain_timeout_s: float) -> Trouble:
+def lost_stubs(lost: Sequence[str], all_models: Collection[str], drain_timeout_s: float) -> Trouble:
     """Without the process that sends answers, Triton would hold its requests open for ever: they end with their
     connections, now. Without another one, running answers end by themselves, well or with an error, but not for as long
-    as a stop grants them while every new text is refused."""
+    as a stop grants them while nothing new is served: without the tokenizer, or without any engine's relay."""
     names = ", ".join(name for name in lost if name)
-    what = f"{len(lost)} of {of} model processes have died" + (f": {names}" if names else "")
+    what = f"{len(lost)} of {len(all_models)} model processes have died" + (f": {names}" if names else "")
     if ANSWERING_MODEL in lost:
         return Trouble(what, 0.0)
-    return Trouble(what, min(NO_TEXT_S, drain_timeout_s) if TEXT_MODEL in lost else drain_timeout_s)
+    relays = {model for model in all_models if model.endswith(RELAY_SUFFIX)}
+    nothing_new = TEXT_MODEL in lost or (relays and relays <= set(lost))
+    return Trouble(what, min(NOTHING_NEW_S, drain_timeout_s) if nothing_new else drain_timeout_s)
 
 
 class Supervisor:
@@ -143,7 +146,7 @@ class Supervisor:
             complete_at = now if len(alive) >= len(stubs) else complete_at
             if now - complete_at > STUB_GRACE_S:
                 lost = [model for pid, model in stubs.items() if pid not in alive]
-                return lost_stubs(lost, len(stubs), server.options.drain_timeout_s)
+                return lost_stubs(lost, stubs.values(), server.options.drain_timeout_s)
             if now - checked_at >= READY_CHECK_EVERY_S and not server.any_stopped():
                 checked_at = now
                 ready_at = now if server.is_ready() else ready_at
