@@ -61,6 +61,7 @@ def test_a_client_that_reads_nothing_is_stalled_until_it_reads(filler: subproces
         assert stalled.unsent_bytes > 0
         assert ConnectionWatch(filler.pid, (port, 1)).read() == stalled
         assert ConnectionWatch(filler.pid, (1,)).read() == ClientConnections(open=0, stalled=0, unsent_bytes=0)
+        assert ConnectionWatch(filler.pid, besides=(port,)).read() is None
         client.settimeout(60)
         left = stalled.unsent_bytes
         while left > 0:

@@ -23,7 +23,12 @@ from tritandem.tokenizer import Encoded, TokenizerStats
 from tritandem.triton_io.answer.sinks import TritonSink
 from tritandem.triton_io.plugs.tokenizer import TokenizerPlug
 from tritandem.triton_io.reports.observer import RequestObserver
-from tritandem.triton_io.reports.publishing import engine_publisher, scheduler_publisher, tokenizer_publisher
+from tritandem.triton_io.reports.publishing import (
+    engine_publisher,
+    metrics_port,
+    scheduler_publisher,
+    tokenizer_publisher,
+)
 from tritandem.triton_io.reports.timed_text import TimedTextStreams
 from tritandem.triton_io.reports.tokenizer_report import TokenizerReport
 from tritandem.triton_io.request.decoder import ReturnOptions
@@ -172,3 +177,16 @@ def test_detokenizing_is_timed_a_flush_at_a_time() -> None:
     with pytest.raises(ValueError, match="no tokens"):
         timed.push([], np.zeros(0, np.int32), np.zeros(0, np.int32))
     assert sum(times.totals()[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        (["tritonserver"], 8002),
+        (["tritonserver", "--metrics-port=9002", "--http-port=1"], 9002),
+        (["tritonserver", "--metrics-port=9002", "--metrics-port=9003"], 9003),
+        (["tritonserver", "--metrics-port=none"], 8002),
+    ],
+)
+def test_who_reads_the_metrics_is_no_client(words: list[str], port: int) -> None:
+    assert metrics_port("\0".join([*words, ""])) == port

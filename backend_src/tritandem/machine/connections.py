@@ -34,11 +34,14 @@ class ClientConnections:
 
 
 class ConnectionWatch:
-    """The connections to these `ports` of process `pid`, or to whatever it listens on. One thread at a time."""
+    """The connections to these `ports` of process `pid`, or to whatever it listens on but `besides`. One thread at a
+    time."""
 
-    def __init__(self, pid: int, ports: Collection[int] = (), proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, pid: int, ports: Collection[int] = (), proc: Path = Path("/proc"), besides: Collection[int] = ()
+    ) -> None:
         self._folder = proc / str(pid)
-        self._ports = frozenset(ports)
+        self._ports, self._besides = frozenset(ports), frozenset(besides)
 
     def read(self) -> ClientConnections | None:
         """None while no port is known, or where the kernel does not tell."""
@@ -48,7 +51,7 @@ class ConnectionWatch:
         if not self._ports:  # they are opened once, when the models have loaded
             inodes = self._socket_inodes()
             listening = [_row(line) for line in lines if line.split(None, 4)[3] == _LISTENING]
-            self._ports = frozenset(row.port for row in listening if row.inode in inodes)
+            self._ports = frozenset(row.port for row in listening if row.inode in inodes) - self._besides
         if not self._ports:
             return None
         established = [_row(line) for line in lines if line.split(None, 4)[3] == _ESTABLISHED]

@@ -27,6 +27,7 @@ from .request_spans import RequestSpans
 from .tokenizer_report import TokenizerReport
 
 SERVER_SHARE = 0.001  # of a core, for each look at tritonserver's process, which has hundreds of threads
+METRICS_PORT = 8002  # Triton's own default
 Report = Callable[[], None]
 
 
@@ -79,7 +80,8 @@ def _server_reports(registry: Registry) -> list[Report]:
     server = os.getppid()
     if "triton" not in Path(f"/proc/{server}/comm").read_text():
         return []
-    connections = ConnectionWatch(server)
+    # Who reads the metrics is no client: a scrape that takes its time is not a stalled answer.
+    connections = ConnectionWatch(server, besides=(metrics_port(Path(f"/proc/{server}/cmdline").read_text()),))
 
     def report_cores() -> None:
         cores = cores_of(server)
@@ -97,3 +99,10 @@ def _server_reports(registry: Registry) -> list[Report]:
         Budgeted(report_cores, SERVER_SHARE / 10),
         Budgeted(report_connections, SERVER_SHARE),
     ]
+
+
+def metrics_port(command_line: str) -> int:
+    """Of a tritonserver, whose words NUL separates: the last one that names it counts."""
+    flag = "--metrics-port="
+    ports = [word[len(flag) :] for word in command_line.split("\0") if word.startswith(flag)]
+    return int(ports[-1]) if ports and ports[-1].isdecimal() else METRICS_PORT
