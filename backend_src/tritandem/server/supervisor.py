@@ -15,7 +15,7 @@ from .front_workers import FrontWorkers
 from .health import stub_models
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
-from .repository import RELAY_SUFFIX
+from .repository import RELAY_SUFFIX, SCHEDULER_MODEL, TOKENIZER_MODEL
 from .stop_signals import StopSignals
 
 WATCH_S = 0.25
@@ -29,8 +29,6 @@ SICK_STOP_S = 5.0
 SICK_UNLOAD_S = 3.0
 # What hung while it loaded may load the next time; what was refused will be refused again.
 HUNG_FIRST_STARTS = 3
-# The model whose process sends every answer, and the one without which no text can be served.
-ANSWERING_MODEL, TEXT_MODEL = "scheduler", "tokenizer"
 # For running answers, while nothing new is served.
 NOTHING_NEW_S = 5.0
 
@@ -46,15 +44,15 @@ class Trouble:
 
 
 def lost_stubs(lost: Sequence[str], all_models: Collection[str], drain_timeout_s: float) -> Trouble:
-    """Without the process that sends answers, Triton would hold its requests open for ever: they end with their
+    """Without the scheduler, which sends the answers, Triton would hold its requests open for ever: they end with their
     connections, now. Without another one, running answers end by themselves, well or with an error, but not for as long
     as a stop grants them while nothing new is served: without the tokenizer, or without any engine's relay."""
     names = ", ".join(name for name in lost if name)
     what = f"{len(lost)} of {len(all_models)} model processes have died" + (f": {names}" if names else "")
-    if ANSWERING_MODEL in lost:
+    if SCHEDULER_MODEL in lost:
         return Trouble(what, 0.0)
     relays = {model for model in all_models if model.endswith(RELAY_SUFFIX)}
-    nothing_new = TEXT_MODEL in lost or (relays and relays <= set(lost))
+    nothing_new = TOKENIZER_MODEL in lost or (relays and relays <= set(lost))
     return Trouble(what, min(NOTHING_NEW_S, drain_timeout_s) if nothing_new else drain_timeout_s)
 
 
