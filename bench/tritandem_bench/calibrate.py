@@ -75,17 +75,18 @@ def scheduler_cost(text: TextStreamsPort, seconds: float) -> tuple[float, float]
 
 
 def solve(short: tuple[int, int, float], long: tuple[int, int, float]) -> tuple[float, float]:
-    """Costs (a, b) with requests x a + responses x b = CPU seconds in both runs; neither below 0.
+    """Costs (a, b) with requests x a + responses x b = CPU seconds in both runs; a is not below 0, and b is above it.
 
-    Noise can make the cost of a request come out negative: then all of the time is put on responses.
+    Noise can make either cost come out as nothing or less: then all of the time is put on responses.
     """
     requests1, responses1, cpu1_s = short
     requests2, responses2, cpu2_s = long
     determinant = requests1 * responses2 - requests2 * responses1
     per_request = (cpu1_s * responses2 - cpu2_s * responses1) / determinant
-    if per_request < 0:
+    per_response = (cpu2_s - requests2 * per_request) / responses2
+    if per_request < 0 or per_response <= 0:
         return 0.0, (cpu1_s + cpu2_s) / (responses1 + responses2)
-    return per_request, max(0.0, (cpu2_s - requests2 * per_request) / responses2)
+    return per_request, per_response
 
 
 # -- engine --------------------------------------------------------------------------------------------

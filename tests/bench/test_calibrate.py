@@ -24,9 +24,10 @@ def test_two_runs_give_both_costs_of_the_scheduler() -> None:
     assert solve(runs[0], runs[1]) == pytest.approx((per_request, per_response))
 
 
-def test_noise_never_makes_a_cost_negative() -> None:
+def test_noise_never_makes_a_cost_negative_and_a_response_never_free() -> None:
     assert solve((100, 100, 0.001), (10, 640, 0.5)) == (0.0, pytest.approx(0.501 / 740))
-    assert solve((100, 100, 1.0), (100, 6400, 0.5))[1] == 0.0
+    assert solve((100, 100, 1.0), (100, 6400, 0.5)) == (0.0, pytest.approx(1.5 / 6500))
+    assert solve((100, 100, 0.5), (100, 6400, 0.5)) == (0.0, pytest.approx(1.0 / 6500))
 
 
 def test_the_scheduler_delivers_every_token_that_is_offered() -> None:
