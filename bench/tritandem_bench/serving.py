@@ -3,9 +3,10 @@
 Works against any Triton deployment whose dialect is known (`--dialect tritandem|trtllm|vllm`). No prompt is sent twice,
 not even in another row, so that no server profits from its prefix cache; with `--prompts pool:16` sixteen prompts are
 sent again and again, as system prompts are in production. `gap` is the time between two responses, `pause` the longest
-gap of a stream: a mean hides a stream that stutters. Prints a table and, as the last line, one JSON document.
+gap of a stream: a mean hides a stream that stutters. With `--openai-url` every load also goes to that OpenAI API, in
+turns with gRPC, `--rounds` times, and what it has of gRPC is told. Prints a table and, as the last line, one JSON document.
 
-    python -m tritandem_bench.serving --url localhost:8001 --streams 1,8,64,256
+    python -m tritandem_bench.serving --url localhost:8001 --openai-url http://localhost:8080 --streams 1,64,256,1000
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from itertools import count
+from statistics import median
 from typing import Any
 
 from tritandem_loadtest import LoadTestError, Report, RunConfig, run
@@ -23,6 +26,7 @@ from tritandem_loadtest.dialects import DIALECTS
 
 from .word_loads import add_prompts_flag, closed, head, line, per_request, word_load
 
+GRPC, OPENAI = "grpc", "/v1"
 _COLUMNS = {
     "output_tokens_per_s": ("tokens/s", "{:.0f}"),
     "tokens_per_response": ("tok/resp", "{:.2f}"),
@@ -48,16 +52,30 @@ def main(argv: list[str]) -> int:
     args = _parse(argv)
     rows: list[dict[str, Any]] = []
     try:
-        for label, config in _loads(args):
-            rows.append(_row(label, _measure(args, config)))
-    except LoadTestError as error:
+        for label, door, config in _loads(args):
+            rows.append({"door": door, **_row(label, _measure(args, config))})
+    except (LoadTestError, OSError) as error:
         print(f"serving: {error}", file=sys.stderr)
         return 2
-    print(head(f"{'load':<22}", _COLUMNS))
+    print(head(f"{'load':<22}{'door':<8}", _COLUMNS))
     for row in rows:
-        print(line(f"{row['load']:<22}", row, _COLUMNS))
-    asked = {name: getattr(args, name) for name in ("url", "dialect", "model", "words", "tokens", "prompt_pool")}
-    print(json.dumps({**asked, "rows": rows}))
+        print(line(f"{row['load']:<22}{row['door']:<8}", row, _COLUMNS))
+    names = (
+        "url",
+        "openai_url",
+        "dialect",
+        "model",
+        "words",
+        "tokens",
+        "prompt_pool",
+        "rounds",
+        "seconds",
+        "processes",
+    )
+    beside = compared(rows) if args.openai_url else []
+    for one in beside:
+        print("{load:<22}/v1 has {tokens_share:.1%} of gRPC's tokens/s; TTFT {ttft_more_ms:+.1f} ms".format(**one))
+    print(json.dumps({**{name: getattr(args, name) for name in names}, "rows": rows, "beside": beside}))
     return 0 if all(row["completed"] and not row["failed"] for row in rows) else 1
 
 
@@ -66,6 +84,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--url", default="localhost:8001")
     parser.add_argument("--dialect", choices=sorted(DIALECTS), default="tritandem")
     parser.add_argument("--model", default="", help="model name (default: the dialect's)")
+    parser.add_argument("--openai-url", default="", help="such as http://localhost:8080 of the same server")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each load is run, at each door in turns")
     parser.add_argument("--grpc-client", choices=("h2", "grpcio"), default="h2")
     parser.add_argument("--streams", type=lambda t: [int(n) for n in t.split(",")], default=[1, 8, 64, 256])
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, for each load")
@@ -81,21 +101,58 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _loads(args: argparse.Namespace) -> Iterator[tuple[str, RunConfig]]:
-    """What the rows are called and what they run. Each has a seed of its own, and with it prompts of its own."""
+def _loads(args: argparse.Namespace) -> Iterator[tuple[str, str, RunConfig]]:
+    """What the rows are called, at which door, and what they run. Each has a seed and with it prompts of its own."""
     seeds = count(args.seed * 1000)
+    doors = {GRPC: {"url": args.url, "model": args.model, "grpc_client": args.grpc_client, "dialect": args.dialect}}
+    if args.openai_url:
+        doors[OPENAI] = {"url": args.openai_url, "model": openai_model(args.openai_url), "protocol": "openai"}
 
-    def load(words: int, **arrival: Any) -> RunConfig:
-        settings = {name: getattr(args, name) for name in ("dialect", "grpc_client", "prompt_pool")}
+    def load(door: str, words: int, **arrival: Any) -> RunConfig:
         times = {"duration_s": args.warmup + args.seconds, "warmup_s": args.warmup}
-        return word_load(args.url, args.model, words, args.tokens, **settings, **times, seed=next(seeds), **arrival)
+        more = {**doors[door], **times, **arrival, "prompt_pool": args.prompt_pool, "seed": next(seeds)}
+        return word_load(words=words, tokens=args.tokens, **more)
 
     for streams in args.streams:
         # A process for each 16 streams or more: fewer would only share the processor with the server.
         processes = max(1, min(args.processes, streams // 16))
-        yield f"{streams} streams", load(args.words, **closed(streams, processes))
+        for door in in_turns(list(doors), args.rounds):
+            yield f"{streams} streams", door, load(door, args.words, **closed(streams, processes))
     if args.open_rps > 0:
-        yield f"{args.open_rps:g}/s, {args.open_words} words", load(args.open_words, rps=args.open_rps)
+        for door in in_turns(list(doors), args.rounds):
+            yield f"{args.open_rps:g}/s, {args.open_words} words", door, load(door, args.open_words, rps=args.open_rps)
+
+
+def in_turns(doors: Sequence[str], rounds: int) -> Iterator[str]:
+    """Who was last is first in the next round: what slowly changes then weighs on none of them."""
+    for number in range(rounds):
+        yield from reversed(doors) if number % 2 else doors
+
+
+def openai_model(url: str) -> str:
+    """The first name that the API lists. Raises OSError."""
+    with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=30) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each load what /v1 has of gRPC, by the medians of the rounds."""
+    made = []
+    for load in dict.fromkeys(row["load"] for row in rows):
+
+        def of(door: str, name: str, load: str = load) -> float:
+            return median(row[name] for row in rows if (row["load"], row["door"]) == (load, door))
+
+        made.append(
+            {
+                "load": load,
+                "tokens_share": round(of(OPENAI, "output_tokens_per_s") / of(GRPC, "output_tokens_per_s"), 4),
+                "ttft_more_ms": round(of(OPENAI, "ttft_ms_p50") - of(GRPC, "ttft_ms_p50"), 3),
+                "gap_p99_more_ms": round(of(OPENAI, "itl_chunk_ms_p99") - of(GRPC, "itl_chunk_ms_p99"), 3),
+                "pause_max_more_ms": round(of(OPENAI, "pause_ms_max") - of(GRPC, "pause_ms_max"), 3),
+            }
+        )
+    return made
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> Report:

@@ -177,6 +177,7 @@ class OpenAi:
         usage = event.get("usage")
         if usage:
             into.input_tokens = usage.get("prompt_tokens", 0)
+            into.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             missing = usage.get("completion_tokens", 0) - sum(into.tokens)
             if into.tokens and missing > 0:
                 into.tokens[-1] += missing
