@@ -35,10 +35,12 @@ class LoopAttention:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert sliding_window is None
         assert softcap is None
+        assert sink_logits is None
         self.calls += 1
         out = torch.zeros_like(query) if out is None else out.view(query.shape)
         group = query.shape[1] // key_cache.shape[2]
@@ -87,6 +89,7 @@ class LoopAttention:
         table_rows: torch.Tensor,
         scaling: float,
         sliding_window: int | None = None,
+        sink_logits: torch.Tensor | None = None,
         overlap: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -97,4 +100,4 @@ class LoopAttention:
         query = self.rotate_store(qkv, rotary, key_cache, value_cache, positions, mapping)
         every = torch.arange(len(qkv) + 1)
         rows = AttentionBatch(mapping, tables, batch.context_lens, every, 1, batch.max_context_tokens, decode=True)
-        return self.attend(query, key_cache, value_cache, rows, scaling, sliding_window, out=out)
+        return self.attend(query, key_cache, value_cache, rows, scaling, sliding_window, None, sink_logits, out)

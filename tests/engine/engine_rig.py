@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -63,6 +64,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma3": lambda: Gemma3TextConfig(
         **{**_DECODER, "num_hidden_layers": 3}, sliding_window=9, sliding_window_pattern=3
     ),
+    "gpt_oss": lambda: GptOssConfig(**_DECODER, sliding_window=9, num_local_experts=4, num_experts_per_tok=2),
     "gpt_neox": lambda: GPTNeoXConfig(
         **{k: v for k, v in _PLAIN.items() if k != "num_key_value_heads"}, rotary_pct=0.5
     ),

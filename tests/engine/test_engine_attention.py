@@ -55,6 +55,7 @@ def written_out(
     batch: AttentionBatch,
     window: int | None,
     cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """One query, one head, one position at a time."""
     out = torch.zeros_like(query)
@@ -70,7 +71,8 @@ def written_out(
                 scores = flat_keys[places, head // group] @ query[token, head] / math.sqrt(HEAD_DIM)
                 if cap is not None:
                     scores = cap * torch.tanh(scores / cap)
-                out[token, head] = scores.softmax(0) @ flat_values[places, head // group]
+                weights = scores.exp() / (scores.exp().sum() + (0 if sinks is None else sinks[head].exp()))
+                out[token, head] = weights @ flat_values[places, head // group]
     return out
 
 
@@ -85,8 +87,9 @@ ROWS = {
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (5, None), (None, 2.0), (16, 2.0)])
 @pytest.mark.parametrize("neighbours", [True, False])
+@pytest.mark.parametrize("sink", [False, True])
 def test_backends_equal_attention_written_out(
-    rows: list[tuple[int, int]], heads: int, window: int | None, cap: float | None, neighbours: bool
+    rows: list[tuple[int, int]], heads: int, window: int | None, cap: float | None, neighbours: bool, sink: bool
 ) -> None:
     batch = random_batch(rows, seed=heads, neighbours=neighbours)
     torch.manual_seed(1)
@@ -97,10 +100,11 @@ def test_backends_equal_attention_written_out(
         cache.flatten(0, 1)[~owned_places(batch, blocks)] = float("nan")
     new_keys, new_values = torch.randn(2, len(batch.slot_mapping), KV_HEADS, HEAD_DIM)
     DenseAttention().store(new_keys, new_values, keys, values, batch)
-    truth = written_out(query, keys, values, batch, window, cap)
+    sinks = torch.randn(heads) if sink else None
+    truth = written_out(query, keys, values, batch, window, cap, sinks)
     real = torch.repeat_interleave(batch.context_lens > 0, batch.query_starts.diff())
     for backend in (DenseAttention(), BlockRunAttention()):
-        out = backend.attend(query, keys, values, batch, HEAD_DIM**-0.5, window, cap)
+        out = backend.attend(query, keys, values, batch, HEAD_DIM**-0.5, window, cap, sinks)
         torch.testing.assert_close(out[real], truth[real], atol=1e-5, rtol=1e-4)
 
 

@@ -75,13 +75,6 @@ def test_random_weights_come_from_the_configuration_and_the_seed(tmp_path: Path)
 
 
 UNSUPPORTED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
-    "attention sinks": (
-        lambda: transformers.GptOssConfig(
-            **SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        ),
-        "attention sinks",
-    ),
     "alibi": (lambda: transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4), "0 of 2 layers"),
     "no attention interface": (
         lambda: transformers.FalconConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
@@ -257,3 +250,29 @@ def test_the_context_is_bounded_by_the_kv_memory(llama_folder: Path) -> None:
     assert spec.max_context_tokens == (spec.num_blocks - 1) * 16 < 256
     assert spec.vocab_size == VOCAB
     assert CpuRunner(loaded, CPU).spec.max_context_tokens == 31 * 8
+
+
+def test_packed_experts_are_unpacked_while_they_are_loaded(tmp_path: Path) -> None:
+    """MXFP4: two values of 4 bits (sign, two of exponent, one of mantissa) a byte, low half first; 32 share a scale."""
+    config = transformers.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    generator, want = torch.Generator().manual_seed(0), {}
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for name in [name for name in weights if name.endswith("experts.gate_up_proj")]:
+        experts, inner, columns = weights.pop(name).shape
+        shape = (experts, columns, inner // 32, 16)
+        packed = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 126, shape[:3], generator=generator, dtype=torch.uint8)
+        weights |= {f"{name}_blocks": packed, f"{name}_scales": scales}
+        codes = torch.stack((packed % 16, packed // 16), dim=-1).flatten(3).long()
+        values = magnitudes[codes % 8] * (1 - 2 * (codes // 8)) * torch.exp2(scales.float() - 127)[..., None]
+        want[name] = values.flatten(2).transpose(1, 2)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stated = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    check_model(tmp_path)
+    loaded = load_model(tmp_path, CPU, silent).model.state_dict()
+    assert len(want) == config.num_hidden_layers
+    for name, values in want.items():
+        assert torch.equal(loaded[name], values)

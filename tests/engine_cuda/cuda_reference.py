@@ -24,6 +24,7 @@ def attention(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`query` [T, heads, dim] -> float32 [T, heads, dim]; rows without context give zeros."""
     out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
@@ -43,7 +44,11 @@ def attention(
         hidden = keys > at
         if window is not None:
             hidden |= keys <= at - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sink_logits is not None:
+            sink = sink_logits.float()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat((scores, sink), dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length]
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
 

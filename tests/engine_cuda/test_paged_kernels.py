@@ -62,12 +62,14 @@ def dtypes(device: torch.device) -> list[torch.dtype]:
     ],
 )
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("sink", [False, True])
 def test_paged_attention_equals_plain_attention(
     kernel_device: torch.device,
     heads: tuple[int, int, int],
     window: int | None,
     softcap: float | None,
     kind: str,
+    sink: bool,
 ) -> None:
     from tritandem.engine.attention.paged import Heads, PagedAttention
 
@@ -77,17 +79,39 @@ def test_paged_attention_equals_plain_attention(
         query, keys, values, batch = random_batch(lengths, query_lens, heads, dtype, kernel_device)
         backend = PagedAttention([Heads(*heads)], len(lengths), kernel_device)
         scaling = heads[2] ** -0.5
+        sinks = torch.linspace(-2.0, 3.0, heads[0]).to(kernel_device, dtype) if sink else None
         for _ in range(2):  # the second launch finds the arrival counters as the first left them
-            got = backend.attend(query, keys, values, batch, scaling, window, softcap)
-            want = reference.attention(query, keys, values, batch, scaling, window, softcap)
+            got = backend.attend(query, keys, values, batch, scaling, window, softcap, sinks)
+            want = reference.attention(query, keys, values, batch, scaling, window, softcap, sinks)
             assert reference.relative_error(got, want) < TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_sink_counts_once_where_the_context_is_split(
+    kernel_device: torch.device, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tritandem.engine.attention import paged
+
+    heads = paged.Heads(4, 2, 64)
+    monkeypatch.setattr(paged, "_multiprocessors", lambda device: 132)
+    dtype = dtypes(kernel_device)[-1]
+    query, keys, values, batch = random_batch([1, 300, 0, 130], [1] * 4, (4, 2, 64), dtype, kernel_device)
+    backend = paged.PagedAttention([heads], 4, kernel_device)
+    assert paged.choose_decode_tiles(4, heads, 132, query.element_size()).splits > 2
+    sinks = torch.linspace(-2.0, 3.0, heads.query).to(kernel_device, dtype)
+    for _ in range(2):
+        got = backend.attend(query, keys, values, batch, 0.125, window, sink_logits=sinks)
+        want = reference.attention(query, keys, values, batch, 0.125, window, sink_logits=sinks)
+        assert reference.relative_error(got, want) < TOLERANCE[dtype]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(4, 2, 64), (32, 8, 128)])
 @pytest.mark.parametrize("query_key_norm", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
 def test_fused_decode_equals_rotate_then_store_then_attend(
-    kernel_device: torch.device, heads: tuple[int, int, int], query_key_norm: bool
+    kernel_device: torch.device, heads: tuple[int, int, int], query_key_norm: bool, sink: bool
 ) -> None:
     from tritandem.engine.attention.paged import Heads, PagedAttention, RotaryQKV
 
@@ -116,10 +140,11 @@ def test_fused_decode_equals_rotate_then_store_then_attend(
         live = batch.context_lens > 0
         for cache, new in ((want_keys, k), (want_values, v)):
             cache.view(-1, kv_heads, dim)[batch.slot_mapping[live]] = new[live]
-        want = reference.attention(q, want_keys, want_values, batch, dim**-0.5)
+        sinks = torch.linspace(-2.0, 3.0, query_heads).to(kernel_device, dtype) if sink else None
+        want = reference.attention(q, want_keys, want_values, batch, dim**-0.5, sink_logits=sinks)
         rows = torch.arange(5, dtype=torch.int32, device=kernel_device)
         backend = PagedAttention([Heads(*heads)], 5, kernel_device)
-        got = backend.decode_fused(qkv, rotary, keys, values, batch, rows, dim**-0.5)
+        got = backend.decode_fused(qkv, rotary, keys, values, batch, rows, dim**-0.5, sink_logits=sinks)
         assert reference.relative_error(got.view_as(want), want) < TOLERANCE[dtype]
         torch.testing.assert_close(keys, want_keys, equal_nan=True, atol=1e-2, rtol=1e-2)
         torch.testing.assert_close(values, want_values, equal_nan=True, atol=0, rtol=0)

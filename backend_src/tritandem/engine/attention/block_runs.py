@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .dense import DenseAttention, masked_attention
+from .dense import DenseAttention, masked_attention, softmax_with_sink
 from .interface import AttentionBatch
 
 MAX_RUNS = 8  # beyond this, one gather is cheaper than that many small products
@@ -44,6 +44,7 @@ class BlockRunAttention(DenseAttention):
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self._planned_for is not batch:
             self._rows = plan_rows(batch, key_cache.shape[1])
@@ -53,11 +54,13 @@ class BlockRunAttention(DenseAttention):
             tokens = slice(row.first_token, row.end_token)
             if row.end_token - row.first_token == 1 and len(row.runs) <= MAX_RUNS:
                 attended = _attend_one(
-                    query[row.first_token], key_cache, value_cache, row, scaling, sliding_window, softcap
+                    query[row.first_token], key_cache, value_cache, row, scaling, sliding_window, softcap, sink_logits
                 )
                 out[row.first_token] = attended
             else:
-                out[tokens] = _attend_many(query[tokens], key_cache, value_cache, row, scaling, sliding_window, softcap)
+                out[tokens] = _attend_many(
+                    query[tokens], key_cache, value_cache, row, scaling, sliding_window, softcap, sink_logits
+                )
         return out
 
 
@@ -90,6 +93,7 @@ def _attend_one(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sink_logits: torch.Tensor | None,
 ) -> torch.Tensor:
     """One query token [heads, D] over views of the cache: scores of all runs share one softmax."""
     keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)  # [positions, kv_heads, D]
@@ -97,7 +101,7 @@ def _attend_one(
     grouped = query.reshape(keys.shape[1], -1, head_dim) * scaling  # [kv_heads, group, D]
     hidden = 0 if sliding_window is None else max(0, row.context - sliding_window)
     runs = _skip(row.runs, hidden)
-    if len(runs) == 1 and softcap is None:
+    if len(runs) == 1 and softcap is None and sink_logits is None:
         begin, end = runs[0]
         key, value = keys[begin:end].transpose(0, 1)[None], values[begin:end].transpose(0, 1)[None]
         return functional.scaled_dot_product_attention(grouped[None], key, value, scale=1.0).reshape(heads, head_dim)
@@ -105,7 +109,8 @@ def _attend_one(
     merged = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)).float()
     if softcap is not None:
         merged = softcap * torch.tanh(merged / softcap)
-    weights = merged.softmax(dim=2).to(query.dtype)
+    merged = merged.view(heads, 1, -1)
+    weights = softmax_with_sink(merged, sink_logits).view(*grouped.shape[:2], -1).to(query.dtype)
     out, start = None, 0
     for begin, end in runs:
         part = weights[:, :, start : start + end - begin] @ values[begin:end].transpose(0, 1)
@@ -123,6 +128,7 @@ def _attend_many(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sink_logits: torch.Tensor | None,
 ) -> torch.Tensor:
     """A prefill chunk [Q, heads, D]: one gather is small beside the chunk's own work."""
     key = _context(key_cache, row)
@@ -132,7 +138,7 @@ def _attend_many(
     visible = reach <= position
     if sliding_window is not None:
         visible &= reach > position - sliding_window
-    out = masked_attention(query.transpose(0, 1)[None], key, value, visible[None, None], scaling, softcap)
+    out = masked_attention(query.transpose(0, 1)[None], key, value, visible[None, None], scaling, softcap, sink_logits)
     return out[0].transpose(0, 1)
 
 

@@ -19,21 +19,30 @@ def masked_attention(
     visible: torch.Tensor,
     scaling: float,
     softcap: float | None,
+    sink_logits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of query [S, heads, Q, D] over key and value [S, kv_heads, L, D]; `visible`: bool [S, 1, Q, L].
 
     Heads are grouped: query head h reads kv head h // (heads / kv_heads). `softcap` c squeezes scores to
-    c * tanh(score / c) before the mask, as Gemma 2 does.
+    c * tanh(score / c) before the mask, as Gemma 2 does. `sink_logits` [heads] draw weight away, as in gpt-oss.
     """
-    if softcap is None:
+    if softcap is None and sink_logits is None:
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    scores = softcap * torch.tanh((query @ key.transpose(2, 3)).float() * (scaling / softcap))
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-    return weights.to(value.dtype) @ value
+    scores = (query @ key.transpose(2, 3)).float()
+    scores = scores * scaling if softcap is None else softcap * torch.tanh(scores * (scaling / softcap))
+    return softmax_with_sink(scores.masked_fill(~visible, float("-inf")), sink_logits).to(value.dtype) @ value
+
+
+def softmax_with_sink(scores: torch.Tensor, sink_logits: torch.Tensor | None) -> torch.Tensor:
+    """Weights of float32 scores [.., heads, Q, L]; with `sink_logits` [heads] they sum up to less than one."""
+    if sink_logits is None:
+        return scores.softmax(dim=-1)
+    sink = sink_logits.float()[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
 
 
 class DenseAttention:
@@ -65,6 +74,7 @@ class DenseAttention:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         total, device = query.shape[0], query.device
         block_tokens = key_cache.shape[1]
@@ -87,7 +97,7 @@ class DenseAttention:
         visible = reach <= position.clamp(min=0)[:, :, None]  # a padding row sees one position instead of none
         if sliding_window is not None:
             visible &= reach > position[:, :, None] - sliding_window
-        out = masked_attention(padded, key, value, visible[:, None], scaling, softcap)
+        out = masked_attention(padded, key, value, visible[:, None], scaling, softcap, sink_logits)
 
         token = torch.arange(total, device=device)
         row = torch.searchsorted(batch.query_starts[1:].long(), token, right=True).clamp(max=starts.shape[0] - 1)

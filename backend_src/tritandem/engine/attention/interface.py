@@ -90,10 +90,12 @@ class AttentionBackend(Protocol):
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of `query` [T, heads, head_dim] over the cached context; same shape and dtype out.
 
-        `sliding_window` w lets a query at position p see [max(0, p - w + 1), p].
+        `sliding_window` w lets a query at position p see [max(0, p - w + 1), p]. `sink_logits` [heads] take part in
+        each head's softmax as one more score, neither scaled nor capped, with a value of zero.
         """
 
 
@@ -109,6 +111,7 @@ class FusedAttention(AttentionBackend, Protocol):
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As above; with `out` (contiguous, of the query's shape) it is written there."""
@@ -135,6 +138,7 @@ class FusedAttention(AttentionBackend, Protocol):
         table_rows: torch.Tensor,
         scaling: float,
         sliding_window: int | None = None,
+        sink_logits: torch.Tensor | None = None,
         overlap: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:

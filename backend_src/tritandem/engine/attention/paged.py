@@ -120,6 +120,7 @@ class PagedAttention:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sink_logits: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`query` [T, heads, head_dim]; returns `out`, or a new tensor, contiguous and of that shape."""
@@ -128,7 +129,9 @@ class PagedAttention:
         if query.stride(2) != 1 or query.stride(1) != heads.dim:
             query = query.contiguous()
         if batch.decode:
-            return self._decode(heads, query, key_cache, value_cache, batch, scaling, sliding_window, softcap, out=out)
+            return self._decode(
+                heads, query, key_cache, value_cache, batch, scaling, sliding_window, softcap, sink_logits, out=out
+            )
         if out is None:
             out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         block_m, block_n, warps, stages = choose_prefill_tiles(heads, batch.max_query_tokens, query.element_size())
@@ -141,6 +144,7 @@ class PagedAttention:
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
+            sink_logits if sink_logits is not None else query,
             out,
             scaling,
             softcap or 0.0,
@@ -158,6 +162,7 @@ class PagedAttention:
             BLOCK_TOKENS=key_cache.shape[1],
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,
+            HAS_SINK=sink_logits is not None,
             num_warps=warps,
             num_stages=stages,
         )
@@ -208,6 +213,7 @@ class PagedAttention:
         table_rows: torch.Tensor,
         scaling: float,
         sliding_window: int | None = None,
+        sink_logits: torch.Tensor | None = None,
         overlap: bool = False,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -215,7 +221,7 @@ class PagedAttention:
         heads = Heads(qkv.shape[1] // dim - 2 * kv_heads, kv_heads, dim)
         fused = (rotary, table_rows)
         return self._decode(
-            heads, qkv, key_cache, value_cache, batch, scaling, sliding_window, None, fused, overlap, out
+            heads, qkv, key_cache, value_cache, batch, scaling, sliding_window, None, sink_logits, fused, overlap, out
         )
 
     def _decode(
@@ -228,6 +234,7 @@ class PagedAttention:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sink_logits: torch.Tensor | None,
         fused: tuple[RotaryQKV, torch.Tensor] | None = None,
         overlap: bool = False,
         out: torch.Tensor | None = None,
@@ -251,6 +258,7 @@ class PagedAttention:
             batch.block_tables,
             table_rows,
             batch.context_lens,
+            sink_logits if sink_logits is not None else query,
             out,
             self._partial_acc,
             self._partial_max,
@@ -275,6 +283,7 @@ class PagedAttention:
             HAS_NORM=query_norm is not None,
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,
+            HAS_SINK=sink_logits is not None,
             OVERLAP=overlap,
             TOKENS_AHEAD=_TOKENS_AHEAD,
             launch_pdl=overlap,

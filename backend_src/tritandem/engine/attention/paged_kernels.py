@@ -52,6 +52,7 @@ def decode_kernel(
     block_tables,  # int32 [S, table_stride]
     table_rows,  # FUSED: int32 [S] row of each sequence in block_tables
     context_lens,  # int32 [S]
+    sink_logits,  # HAS_SINK: [H]
     out,  # [S, H, D]
     partial_acc,  # float32 [S, KVH, SPLITS, GROUP, BLOCK_D]
     partial_max,  # float32 [S, KVH, SPLITS, GROUP], in units of log2
@@ -76,6 +77,7 @@ def decode_kernel(
     HAS_NORM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINK: tl.constexpr,
     OVERLAP: tl.constexpr,
     TOKENS_AHEAD: tl.constexpr,
 ):
@@ -139,6 +141,10 @@ def decode_kernel(
     best = tl.full([GROUP_PAD], float("-inf"), dtype=tl.float32)
     total = tl.zeros([GROUP_PAD], dtype=tl.float32)
     acc = tl.zeros([GROUP_PAD, BLOCK_D], dtype=tl.float32)
+    if HAS_SINK:
+        if split == 0:  # every row has this part, so the sink is counted once
+            best = LOG2E * tl.load(sink_logits + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0).to(tl.float32)
+            total = tl.full([GROUP_PAD], 1.0, dtype=tl.float32)
     for tile in range(start, stop, BLOCK_N):
         positions = tile + tl.arange(0, BLOCK_N)
         live = positions < stop

@@ -88,6 +88,7 @@ def prefill_kernel(
     block_tables,  # int32 [S, table_stride]
     context_lens,  # int32 [S]
     query_starts,  # int32 [S + 1]
+    sink_logits,  # HAS_SINK: [H]
     out,  # [T, H, D]
     scaling,
     softcap,
@@ -105,6 +106,7 @@ def prefill_kernel(
     BLOCK_TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINK: tl.constexpr,
 ):
     """One program: one head, BLOCK_M queries of one sequence; the grid's second dimension counts such tiles over all
     sequences and may be larger than their number. `scaling` is positive."""
@@ -135,6 +137,10 @@ def prefill_kernel(
 
     best = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if HAS_SINK:
+        LOG2E: tl.constexpr = 1.4426950408889634
+        best = tl.zeros([BLOCK_M], dtype=tl.float32) + LOG2E * tl.load(sink_logits + head).to(tl.float32)
+        total = tl.full([BLOCK_M], 1.0, dtype=tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     stop = tl.minimum(first_position + BLOCK_M, length)
     begin = 0

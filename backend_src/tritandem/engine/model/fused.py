@@ -31,6 +31,7 @@ class _Layer:
     rotary: RotaryQKV
     scaling: float
     window: int | None
+    sink_logits: torch.Tensor | None  # [heads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,9 @@ class FusedDecoder:
             if last and logit_rows.shape[0] == 0:  # no chunk was its prompt's last: K and V were all it was for
                 return residual.new_empty((0, self._head.columns))
             out = context[count:].view(query.shape)
-            self._attention.attend(query, keys, values, batch, layer.scaling, layer.window, out=out)
+            self._attention.attend(
+                query, keys, values, batch, layer.scaling, layer.window, None, layer.sink_logits, out
+            )
             if last:  # behind its attention, only the rows whose logits are wanted matter
                 context, residual = context[logit_rows], residual[logit_rows]
             delta = layer.out(context, residual, how)
@@ -133,6 +136,7 @@ class FusedDecoder:
             rows.table_rows,
             layer.scaling,
             layer.window,
+            layer.sink_logits,
             how.overlap,
             out,
         )
@@ -177,6 +181,7 @@ class FusedDecoder:
             ),
             scaling=float(attn.scaling),
             window=shape.sliding_window,
+            sink_logits=getattr(attn, "sinks", None),
         )
 
 

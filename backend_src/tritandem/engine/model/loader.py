@@ -105,7 +105,15 @@ def _read_config(path: Path, header: GgufHeader | None) -> PreTrainedConfig:
         check_config(config.get_text_config())
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
+    _unpack_mxfp4(config)
     return config
+
+
+def _unpack_mxfp4(config: PreTrainedConfig) -> None:
+    """Experts in MXFP4 (gpt-oss) are unpacked while they are loaded: no product here reads them packed."""
+    stated = getattr(config, "quantization_config", None)
+    if isinstance(stated, dict) and stated.get("quant_method") == "mxfp4":
+        config.quantization_config = {**stated, "dequantize": True}
 
 
 def check_model(path: Path) -> None:

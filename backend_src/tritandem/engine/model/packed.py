@@ -73,8 +73,9 @@ class AttentionSink(Protocol):
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
-        """query [T, heads, D], key and value [T, kv_heads, D] -> [T, heads, D]."""
+        """query [T, heads, D], key and value [T, kv_heads, D], sink_logits [heads] -> [T, heads, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,12 @@ class PagedContext:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         key_cache, value_cache = self.cache.keys[layer], self.cache.values[layer]
         self.backend.store(key, value, key_cache, value_cache, self.batch)
         window = self.cache.windows[layer]
-        return self.backend.attend(query, key_cache, value_cache, self.batch, scaling, window, softcap)
+        return self.backend.attend(query, key_cache, value_cache, self.batch, scaling, window, softcap, sink_logits)
 
 
 def packed_attention(
@@ -114,6 +116,7 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     tritandem_sink: AttentionSink | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -131,6 +134,7 @@ def packed_attention(
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window,
         softcap,
+        s_aux,
     )
     return out.unsqueeze(0), None
 

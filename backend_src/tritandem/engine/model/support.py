@@ -27,7 +27,7 @@ PROBE_NAME = "tritandem_probe"
 LONGEST_CONTEXT = 1 << 20  # of a model that states none
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _MASK_FUNCTION = "tritandem_mask_function"  # attribute of the probe's masks
-_HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
+_HARMLESS = {"position_ids", "cache_position", "position_embeddings", "s_aux"}
 _MODEL_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, AssertionError)
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
@@ -78,6 +78,7 @@ class _Recorder:
         scaling: float,
         sliding_window: int | None,
         softcap: float | None,
+        sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
         if key.shape != value.shape or query.shape[2] != key.shape[2]:
             raise UnsupportedModel("its keys and values differ in shape (latent attention)")
@@ -87,7 +88,7 @@ class _Recorder:
         value_cache = torch.zeros_like(key_cache)
         backend = DenseAttention()
         backend.store(key, value, key_cache, value_cache, self.batch)
-        return backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap)
+        return backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap, sink_logits)
 
 
 def stated_context(config: PreTrainedConfig) -> int:
@@ -158,8 +159,10 @@ def _strict_attention(
         raise UnsupportedModel("its attention layers carry no index")
     for name, given in kwargs.items():
         if name not in _HARMLESS and isinstance(given, torch.Tensor):
-            reason = "attention sinks" if name == "s_aux" else f"a tensor {name!r}"
-            raise UnsupportedModel(f"it passes {reason} to attention, which standard attention lacks")
+            raise UnsupportedModel(f"it passes a tensor {name!r} to attention, which standard attention lacks")
+    sink_logits = kwargs.get("s_aux")
+    if sink_logits is not None and sink_logits.shape != (query.shape[1],):
+        raise UnsupportedModel("its attention sinks are not one a head")
     recorder = kwargs.get("tritandem_sink")
     if isinstance(recorder, _Recorder):
         kwargs["sliding_window"] = recorder.window(attention_mask, kwargs.get("sliding_window"))
