@@ -20,6 +20,7 @@ TIERS = {
     "host": 0,
     "machine": 0,
     "model_facts": 1,
+    "grammar": 1,
     "telemetry": 2,
     "placement": 2,
     "tokenizer": 3,
@@ -171,6 +172,7 @@ def words_of(node: ast.AST) -> Iterator[str]:
         ("torch", {"engine", "cli"}),
         ("transformers", {"engine", "tokenizer", "models"}),
         ("tritonclient", {"server"}),  # one file of it, without grpc
+        ("llguidance", {"grammar"}),
         ("locust", set()),
         ("tritandem_loadtest", {"cli"}),
         ("tritandem_bench", set()),
