@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tritandem.contracts.errors import ConfigError, InvalidRequest
+from tritandem.contracts.grammars import MAX_BYTES
 from tritandem.grammar import Grammar, Kind, Limits, Matcher, Thinking, Vocabulary, compile_grammar
 from tritandem.grammar.compiled import MaskPool
-from tritandem.grammar.grammar import MAX_BYTES
 
 from .spelled import CALL, END, ROWS, allowed, byte_vocabulary, matcher, takes
 

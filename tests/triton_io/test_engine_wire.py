@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritandem.contracts.errors import DeadlineExpired, EngineFailed, InvalidRequest, Saturated, TritandemError
 from tritandem.contracts.fields import SamplingParams
+from tritandem.contracts.grammars import Grammar, Kind, Thinking
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import LoadSnapshot, TokenBatch
 from tritandem.triton_io.hops import engine_wire
@@ -31,6 +32,7 @@ sampling = st.builds(
     seed=st.integers(0, 2**63 - 1),
     logprobs=st.none() | st.integers(0, 20),
 )
+thoughts = st.builds(Thinking, st.text(), st.text(), st.booleans())
 requests = st.builds(
     EngineRequest,
     seq_id=st.integers(0, 2**62),
@@ -42,6 +44,7 @@ requests = st.builds(
         lambda d: tuple(d.items())
     ),
     allowed_token_ids=st.lists(st.integers(0, 50_000), max_size=9).map(tuple),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(Kind), st.text(), st.none() | thoughts),
     prefix_salt=st.integers(-(2**63), 2**63 - 1),
 )
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from .arrays import Int32Array
 from .fields import SamplingParams
+from .grammars import Grammar
 
 
 class PriorityClass(IntEnum):
@@ -46,6 +47,7 @@ class GenerationRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not appear
     logit_bias: tuple[tuple[int, float], ...] = ()  # each id once
     allowed_token_ids: tuple[int, ...] = ()  # (): all
+    grammar: Grammar | None = None  # None: any answer
     output: OutputOptions = OutputOptions()
     priority: PriorityClass = PriorityClass.NORMAL
     tenant: str = ""
@@ -66,4 +68,5 @@ class EngineRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
     prefix_salt: int = 0  # int64; sequences share cached prefixes only where these are equal

@@ -1,6 +1,7 @@
 """Grammars compiled, and matched token by token: masks of what may come next.
 
-Any thread, one at a time for each matcher. Owns the limits of work. The interpreter runs on while a grammar is compiled or a mask is made.
+Any thread, one at a time for each matcher. Owns the limits of work. The interpreter runs on while a grammar is
+compiled or a mask is made.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from ..contracts.arrays import Int32Array
 from ..contracts.errors import EngineFailed, InvalidRequest
+from ..contracts.grammars import MAX_BYTES, Grammar
 from ..contracts.printable import printable
-from .grammar import MAX_BYTES, Grammar
 from .source import source_of
 from .vocabulary import Vocabulary
 

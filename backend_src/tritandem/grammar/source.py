@@ -9,7 +9,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ..contracts.errors import InvalidRequest
-from .grammar import Grammar, Kind, Thinking
+from ..contracts.grammars import Grammar, Kind, Thinking
 from .lark import Lark
 from .schemas import check_schema
 from .structural import structural_rule

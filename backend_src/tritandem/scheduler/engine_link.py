@@ -298,6 +298,7 @@ def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
         request.bad_words,
         request.logit_bias,
         request.allowed_token_ids,
+        request.grammar,
         ticket.prefix_salt,
     )
 

@@ -4,7 +4,7 @@ Owns the layout of both sides of the hop; every message is at most three tensors
 No JSON in the token path (only errors, which are rare, carry text). Pure; knows nothing about Triton, nor about the
 key that stands before a call's header (see inner_key).
 
-    call     header int64: [op, n, ...rows]        tokens int32: all prompts and lists of ids, joined
+    call     header int64: [op, n, ...rows]        tokens int32: all prompts, lists of ids and grammars, joined
     batch    header int64: [R, T, K, ...load, ...rows]    tokens int32: [T] + top ids [T*K]
              floats float32 (only with log-probabilities): [T] + top log-probabilities [T*K]
 """
@@ -12,7 +12,7 @@ key that stands before a call's header (see inner_key).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from typing import Any
@@ -23,6 +23,7 @@ from ...contracts import error_codec
 from ...contracts.arrays import Float32Array, Int32Array, Int64Array
 from ...contracts.errors import TritandemError
 from ...contracts.fields import FIELDS, TYPES, SamplingParams
+from ...contracts.grammars import Grammar
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import LoadSnapshot, TokenBatch
 
@@ -56,7 +57,7 @@ class WireBatch:
 # One row of int64 a request; floats travel as their float64 bits.
 _SAMPLING = tuple(FIELDS)
 _NONE = -1  # logprobs: not asked for
-_HEAD = 7  # seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, prefix salt
+_HEAD = 8  # seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, bytes of the grammar, prefix salt
 _ROW = _HEAD + len(_SAMPLING)
 
 
@@ -68,14 +69,16 @@ def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Arr
     parts: list[Int32Array] = []
     for row, request in zip(rows, requests, strict=True):
         bias, allowed = request.logit_bias, request.allowed_token_ids
-        lengths = (len(request.prompt_ids), len(request.stop_ids), len(request.bad_words), len(bias), len(allowed))
-        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
+        grammar = b"" if request.grammar is None else request.grammar.to_bytes()
+        lists: tuple[Sized, ...] = request.prompt_ids, request.stop_ids, request.bad_words, bias, allowed, grammar
+        row[:_HEAD] = request.seq_id, *map(len, lists), request.prefix_salt
         row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
         tail.extend(len(word) for word in request.bad_words)
         tail.extend(_bits(value) for _, value in bias)
         parts.append(request.prompt_ids)
         words = (i for word in request.bad_words for i in word)
         parts.append(np.array([*request.stop_ids, *words, *(i for i, _ in bias), *allowed], np.int32))
+        parts.append(np.frombuffer(grammar.ljust(-len(grammar) // 4 * -4), np.int32))
     # Every part int64 by itself: an empty list would count as float64, in which long integers lose their end.
     head, last = np.array([Op.SUBMIT, len(requests)], np.int64), np.array(tail, np.int64)
     header: Int64Array = np.concatenate((head, rows.reshape(-1), last))
@@ -96,7 +99,7 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
 
     requests = []
     for row in rows:
-        seq_id, prompt_tokens, stop_ids, bad_words, biased, allowed, prefix_salt = (int(value) for value in row[:_HEAD])
+        seq_id, prompt_tokens, stop_ids, bad_words, biased, allowed, grammar, prefix_salt = map(int, row[:_HEAD])
         sampling: dict[str, Any] = {
             name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[_HEAD:], strict=True)
         }
@@ -109,6 +112,7 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
                 bad_words=tuple(tuple(take(int(next(tail))).tolist()) for _ in range(bad_words)),
                 logit_bias=tuple((i, _float(next(tail))) for i in take(biased).tolist()),
                 allowed_token_ids=tuple(take(allowed).tolist()),
+                grammar=Grammar.from_bytes(take(-(-grammar // 4)).tobytes()) if grammar else None,
                 prefix_salt=prefix_salt,
             )
         )

@@ -1,5 +1,6 @@
-"""A grammar as it travels: what kind, its text, and whether the answer may think first. Pure; knows nothing about how
-it is compiled, nor which field of which API it came from.
+"""A grammar as it travels: what kind, its text, and whether the answer may think first. Tier 0.
+
+Knows nothing about how it is compiled (`grammar`), nor which field of which API it came from.
 """
 
 from __future__ import annotations
