@@ -71,7 +71,8 @@ def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Arr
         bias, allowed = request.logit_bias, request.allowed_token_ids
         grammar = b"" if request.grammar is None else request.grammar.to_bytes()
         lists: tuple[Sized, ...] = request.prompt_ids, request.stop_ids, request.bad_words, bias, allowed, grammar
-        row[:_HEAD] = request.seq_id, *map(len, lists), request.prefix_salt
+        lengths = map(len, lists)
+        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
         row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
         tail.extend(len(word) for word in request.bad_words)
         tail.extend(_bits(value) for _, value in bias)
