@@ -4,7 +4,7 @@ Works against any Triton deployment whose dialect is known (`--dialect tritandem
 not even in another row, so that no server profits from its prefix cache; with `--prompts pool:16` sixteen prompts are
 sent again and again, as system prompts are in production. `gap` is the time between two responses, `pause` the longest
 gap of a stream: a mean hides a stream that stutters. With `--openai-url` every load also goes to that OpenAI API, in
-turns with gRPC, `--rounds` times, and what it has of gRPC is told. Prints a table and, as the last line, one JSON document.
+turns with gRPC, `--rounds` times. Prints a table and, as the last line, one JSON document.
 
     python -m tritandem_bench.serving --url localhost:8001 --openai-url http://localhost:8080 --streams 1,64,256,1000
 """
@@ -141,7 +141,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for load in dict.fromkeys(row["load"] for row in rows):
 
         def of(door: str, name: str, load: str = load) -> float:
-            return median(row[name] for row in rows if (row["load"], row["door"]) == (load, door))
+            return float(median(row[name] for row in rows if (row["load"], row["door"]) == (load, door)))
 
         made.append(
             {
