@@ -33,6 +33,7 @@ PLACEMENT_ENV = "TRITANDEM_PLACEMENT"  # replaces the table [placement]; `placem
 HEARTBEAT_ENV = "TRITANDEM_HEARTBEAT"  # where a model's process beats: this with its process id; unset: nowhere
 DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
 INNER_KEY_ENV = "TRITANDEM_INNER_KEY"  # what the models know each other by; made anew for every server
+RELAY_SUFFIX = "_calls"  # NAME_calls is the relay of the engine NAME, and of no other
 
 T = TypeVar("T")
 

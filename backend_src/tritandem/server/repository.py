@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..config import RELAY_SUFFIX
 from ..host import Refusal
 from .model_config import read_config, set_instances, write_config
 
 TOKENIZER_MODEL, SCHEDULER_MODEL, ENGINE_MODEL = "tokenizer", "scheduler", "engine"
-RELAY_SUFFIX = "_calls"  # every engine has a relay of its name
 
 
 def default_repository() -> Path:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ..config import RELAY_SUFFIX
 from ..contracts.errors import ConfigError
 from .backoff import RestartPolicy, delay_s, restarts_in_a_row
 from .front_workers import FrontWorkers
 from .health import stub_models
 from .launcher import ServerDied, TritonServer
 from .logfile import describe_end, progress
-from .repository import RELAY_SUFFIX, SCHEDULER_MODEL, TOKENIZER_MODEL
+from .repository import SCHEDULER_MODEL, TOKENIZER_MODEL
 from .stop_signals import StopSignals
 
 WATCH_S = 0.25

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from ...config import RELAY_SUFFIX
 from ...contracts.arrays import Int32Array, Int64Array
 from ...contracts.errors import Draining, EngineFailed, TritandemError
 from ...contracts.requests import EngineRequest
@@ -157,7 +158,7 @@ class BlsEngine:
         if tokens is not None:
             inputs.append(pb_utils.Tensor("tokens", tokens))
         request = pb_utils.InferenceRequest(
-            model_name=self.name + engine_wire.RELAY_SUFFIX,
+            model_name=self.name + RELAY_SUFFIX,
             requested_output_names=engine_wire.CALL_OUTPUTS,
             inputs=inputs,
             preferred_memory=_host_memory(),

@@ -27,7 +27,6 @@ from ...contracts.grammars import Grammar
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import LoadSnapshot, TokenBatch
 
-RELAY_SUFFIX = "_calls"  # NAME_calls is the relay of the model NAME, and of no other
 CALL_OUTPUTS = ["header", "errors"]
 STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
 

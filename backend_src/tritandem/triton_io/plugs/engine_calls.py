@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from ...config import RELAY_SUFFIX
 from ...contracts.errors import ConfigError, EngineFailed
 from ..answer.replies import FINAL, answer_each
-from ..hops.engine_wire import CALL_OUTPUTS, RELAY_SUFFIX
+from ..hops.engine_wire import CALL_OUTPUTS
 from ..hops.inner_key import InnerKey, load_inner_key
 from ..request.incoming import read_arrays
 from ..stub_2_51.finished_calls import FinishedCalls
