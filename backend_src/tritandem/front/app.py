@@ -30,6 +30,7 @@ from .formats.choose import AS_IT_STANDS, NONE, Formats, plain
 from .formats.text import Reading, Text
 from .formats.turn import Turn
 from .keys import Caller, Keys
+from .limits import HEADERS, Meter
 from .messages import Messages
 from .monologue import Monologue
 from .narrator import Endpoint, as_bytes
@@ -46,7 +47,7 @@ ENDPOINTS = (*SHAPES, *TALKS, *LOOKUPS, "/v1/models")
 MAX_DEADLINE_MS = 86_400_000
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _FIELD_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_EXPOSED = "x-request-id, x-ignored-fields, retry-after"
+_EXPOSED = ", ".join(("x-request-id", "x-ignored-fields", "retry-after", *HEADERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class Site:
 
 
 class App:
-    def __init__(self, site: Site, client: AsyncClient, books: Books) -> None:
-        self._site, self._client, self._books = site, client, books
+    def __init__(self, site: Site, client: AsyncClient, books: Books, meter: Meter | None = None) -> None:
+        self._site, self._client, self._books, self._meter = site, client, books, meter or Meter()
         self._since = int(time.time())
         self._running = 0
         self._idle = asyncio.Event()
@@ -136,12 +137,16 @@ class App:
             return Outcome.COMPLETED
         if self.draining:
             raise draining()
-        if lookup:
-            return await self._look_up(exchange, lookup)
-        if talk:
-            return await self._converse(exchange, talk, caller, line)
-        assert shape is not None
-        return await self._complete(exchange, shape, caller, line)
+        with self._meter.admitted(caller.key, caller.limits, exchange.headers) as bill:
+            try:
+                if lookup:
+                    return await self._look_up(exchange, lookup)
+                if talk:
+                    return await self._converse(exchange, talk, caller, line)
+                assert shape is not None
+                return await self._complete(exchange, shape, caller, line)
+            finally:
+                bill.tokens = line.get("prompt_tokens", 0) + line.get("output_tokens", 0)
 
     async def _complete(self, exchange: Exchange, shape: Shape, caller: Caller, line: dict[str, Any]) -> Outcome:
         ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)))
@@ -208,8 +213,9 @@ class App:
             for task in (work, leaving):
                 task.cancel()
             await asyncio.gather(work, leaving, return_exceptions=True)
-        line["prompt_tokens"] = sum(one.num_input_tokens for one in relay.results[:: ask.n])
-        line["output_tokens"] = sum(one.num_output_tokens for one in relay.results)
+            heard = relay.heard
+            line["prompt_tokens"] = sum(one.num_input_tokens for one in heard[:: ask.n])
+            line["output_tokens"] = sum(one.num_output_tokens for one in heard)
         stopped = any(one.outcome == Outcome.STOPPED.value for one in relay.results)
         return Outcome.STOPPED if stopped else Outcome.COMPLETED
 

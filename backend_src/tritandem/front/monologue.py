@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tritandem_client import AsyncClient, Result
+from tritandem_client import AsyncClient, AsyncStream, Result
 
 from .ask import Ask
 from .exchange import Exchange
 from .formats.turn import Turn
 from .narrator import Narrator, Telling, as_bytes
+from .relay import received
 from .shapes import finish_reason
 
 
@@ -29,6 +30,12 @@ class Monologue:
         self._options: dict[str, Any] = {**ask.options_of(0), **options}
         self._telling = Telling(narrator)
         self.results: list[Result] = []
+        self._streams: list[AsyncStream] = []
+
+    @property
+    def heard(self) -> list[Result]:
+        """What came of the answer, also of one that was broken off."""
+        return self.results or received(self._streams)
 
     async def answer(self, exchange: Exchange) -> None:
         """All of it in one piece."""
@@ -42,6 +49,7 @@ class Monologue:
         """Events, as the model speaks; the first waits for the model's first word, as a refusal needs its status."""
         before = as_bytes(self._narrator.begin())
         async with self._client.chat_stream(self._messages, **self._options) as answer:
+            self._streams.append(answer)
             async for chunk in answer:
                 if data := before + as_bytes(self._telling.tell(self._turn.feed(chunk.text))):
                     await exchange.event(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tritandem_client import AsyncClient, AsyncStream, Chunk, Result
@@ -36,6 +37,12 @@ class Relay:
         self._ask, self._shape, self._envelope, self._client, self._options = ask, shape, envelope, client, options
         self._begun = [asyncio.Event() for _ in ask.questions]
         self.results: list[Result] = []
+        self._streams: list[AsyncStream] = []
+
+    @property
+    def heard(self) -> list[Result]:
+        """What came of the answers, also of those that were broken off."""
+        return self.results or received(self._streams)
 
     async def answer(self, exchange: Exchange) -> None:
         """All of it in one piece."""
@@ -74,7 +81,9 @@ class Relay:
     def _open(self, index: int) -> AsyncStream:
         question: dict[str, Any] = dict(self._ask.questions[index // self._ask.n])
         ask = self._client.chat_stream if "messages" in question else self._client.stream
-        return ask(**question, **self._settings(index))
+        stream = ask(**question, **self._settings(index))
+        self._streams.append(stream)
+        return stream
 
     async def _wait_for_first(self, index: int) -> None:
         if index % self._ask.n:
@@ -129,6 +138,15 @@ class Relay:
         if self._turns:
             return self._turns.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0)
         return self._shape.whole(index, echo + result.text, reason, logprobs, self._ask.logprobs or 0, len(echo))
+
+
+def received(streams: Sequence[AsyncStream]) -> list[Result]:
+    """Of streams that have ended, those that failed left out."""
+    results = []
+    for stream in streams:
+        with suppress(RuntimeError):
+            results.append(stream.result)
+    return results
 
 
 async def _together(answers: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

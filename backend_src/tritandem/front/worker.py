@@ -25,6 +25,7 @@ from .app import ENDPOINTS, App, Site
 from .books import Books
 from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose
 from .keys import read_keys
+from .limits import Meter
 from .protocol import BoundedHttp
 
 PR_SET_PDEATHSIG = 1
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tool-parser", default=AUTO, choices=TOOL_WORDS, help="how the model calls functions (default: %(default)s)")
     add("--reasoning-parser", default=AUTO, choices=REASONING_WORDS, help="how it thinks (default: %(default)s)")
     add("--counters-fd", type=int, default=-1, help="memory that all workers count in")
+    add("--limits-fd", type=int, default=-1, help="memory in which all workers keep what is left of a key's limits")
     add("--worker", type=int, default=0, help="which of them this is")
     add("--ready-fd", type=int, default=-1, help="gets a line when the socket listens")
     add("--parent", type=int, default=0, help="process id to end with")
@@ -88,7 +90,7 @@ def main(words: list[str] | None = None) -> None:
 async def serve(site: Site, books: Books, args: argparse.Namespace) -> None:
     """Until SIGTERM, and then until the last request has ended."""
     async with AsyncClient(args.grpc_url, timeout_s=None, stop_on_close=True) as client:
-        app = App(site, client, books)
+        app = App(site, client, books, Meter(args.limits_fd, args.worker))
         config = uvicorn.Config(
             app,
             http=BoundedHttp,

@@ -56,16 +56,17 @@ class FrontWorkers:
     _log_path: Path = Path(os.devnull)
     _cpus: frozenset[int] = frozenset()
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _counters: int = -1  # memory that all workers count in
+    _shared: tuple[int, ...] = ()  # memory that all workers count in, and that of their keys' limits
     _started_s: dict[int, float] = field(default_factory=dict)
     _draining: bool = False
 
     def start(self, serve: ServeOptions, log_path: Path, cpus: frozenset[int]) -> None:
         """Returns when all listen. `cpus`: those that the server's own threads may use."""
         refuse_port("--openai-port", serve.host, serve.openai_port)  # workers share it, with another server's too
-        self._counters = os.memfd_create("tritandem-front")
+        counters, limits = self._shared = tuple(os.memfd_create(f"tritandem-{what}") for what in ("front", "limits"))
         self._words = [sys.executable, "-m", "tritandem.front", "--grpc-url", serve.url(serve.grpc_port)]
-        self._words += ["--host", serve.host, "--port", str(serve.openai_port), "--counters-fd", str(self._counters)]
+        self._words += ["--host", serve.host, "--port", str(serve.openai_port)]
+        self._words += ["--counters-fd", str(counters), "--limits-fd", str(limits)]
         self._words += [word for name in self.options.models for word in ("--model", name)]
         self._words += [word for origin in self.options.origins for word in ("--cors", origin)]
         if self.options.keys:
@@ -119,9 +120,9 @@ class FrontWorkers:
             process.kill()
             process.wait()
         self._running.clear()
-        if self._counters >= 0:
-            os.close(self._counters)
-            self._counters = -1
+        for descriptor in self._shared:
+            os.close(descriptor)
+        self._shared = ()
 
     def _spawn(self, worker: int) -> int:
         """The end of a pipe that gets a line when the worker listens."""
@@ -132,7 +133,7 @@ class FrontWorkers:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[write, self._counters],
+                pass_fds=[write, *self._shared],
                 start_new_session=True,  # Ctrl-C in a terminal reaches the launcher alone, and that one drains
             )
         os.close(write)
