@@ -69,3 +69,22 @@ def test_what_is_wrong_is_named(house: House, path: str, body: dict[str, Any], s
     reply = house.ask(tokenizer, "POST", path, body)
     assert (reply.status, reply.json["error"]["param"]) == (status, param)
     assert house.counted(path, "REJECTED_INVALID") == 1
+
+
+def test_a_body_of_messages_is_counted_with_its_system_text_and_tools(house: House) -> None:
+    tool = {"name": "get_weather", "input_schema": {"type": "object"}}
+    body = {**HELLO, "model": "tiny", "system": "Be brief.", "tools": [tool]}
+    reply = house.ask(tokenizer, "POST", "/v1/messages/count_tokens", body)
+    assert reply.json == {"input_tokens": 1}
+    [request] = house.requests
+    assert [one["role"] for one in json.loads(request.parameters["messages"])] == ["system", "user"]
+    assert json.loads(request.parameters["tools"])[0]["function"]["name"] == "get_weather"
+    house.ask(tokenizer, "POST", "/v1/messages/count_tokens", {**body, "tool_choice": {"type": "none"}})
+    assert "tools" not in house.requests[-1].parameters
+
+
+def test_what_cannot_be_counted_is_said_in_anthropics_shape(house: House) -> None:
+    for body, field in (({}, "messages"), ({**HELLO, "tools": [{"name": 1}]}, "tools[0]")):
+        reply = house.ask(tokenizer, "POST", "/v1/messages/count_tokens", body)
+        assert (reply.status, reply.json["type"]) == (400, "error")
+        assert field in reply.json["error"]["message"]

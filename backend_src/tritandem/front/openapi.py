@@ -29,6 +29,7 @@ def document() -> bytes:
         "/v1/completions": _post("The continuation of a text", COMPLETIONS),
         "/v1/responses": _conversation("A turn of a conversation, as OpenAI's Responses", "input"),
         "/v1/messages": _conversation("A turn of a conversation, as Anthropic's Messages", "messages", "max_tokens"),
+        "/v1/messages/count_tokens": _conversation("How many tokens such a body has", "messages"),
         "/tokenize": _conversation("The ids of a prompt or a chat"),
         "/detokenize": _conversation("The text of ids", "tokens"),
         "/v1/models": {"get": {"summary": "Names of the model", "responses": {"200": _said("a list")}}},

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes: the model `tokenizer` is asked, nothing is tokenized here."""
+"""/tokenize and /detokenize in vLLM's shapes, Anthropic's count of tokens: the model `tokenizer` is asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tritandem_client.tensors import InputTensor
 from ..contracts import error_codec
 from . import fields
 from .errors import invalid, not_honoured
+from .messages import Messages
 
 MODEL = "tokenizer"
 Lookup = Callable[[AsyncClient, Mapping[str, Any], str, "int | None"], Awaitable[dict[str, Any]]]
@@ -47,6 +48,17 @@ async def tokenize(
         tensors.append(InputTensor("add_special_tokens", "BOOL", (fields.flag("add_special_tokens", add),)))
     ids = (await _ask(client, request_id, tensors, parameters))["input_ids"]
     return {"count": len(ids), "max_model_len": context_tokens, "tokens": ids, "token_strs": None}
+
+
+async def count_tokens(
+    client: AsyncClient, document: Mapping[str, Any], request_id: str, context_tokens: int | None
+) -> dict[str, Any]:
+    """How many ids a body of /v1/messages has, by which no answer is asked for. Raises ApiError and
+    TritandemClientError."""
+    chat = Messages().to_chat({"max_tokens": 1, **document})
+    tools = None if chat.get("tool_choice") == "none" else chat.get("tools")
+    said = await tokenize(client, {"messages": chat["messages"], "tools": tools}, request_id, context_tokens)
+    return {"input_tokens": said["count"]}
 
 
 async def detokenize(
