@@ -83,6 +83,15 @@ def test_good_values_arrive_and_the_rest_keeps_its_defaults(tmp_path: Path) -> N
     assert load_config(None) == Config()
 
 
+def test_the_environment_goes_before_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.config_from_environment().scheduler.generation_config == "none"
+    monkeypatch.setenv(config.GENERATION_ENV, "auto")
+    assert config.config_from_environment().scheduler.generation_config == "auto"
+    monkeypatch.setenv(config.GENERATION_ENV, "vllm")
+    with pytest.raises(ConfigError, match="GENERATION_CONFIG: given 'vllm', allowed: none, auto"):
+        config.config_from_environment()
+
+
 def test_every_key_says_what_it_means_and_its_default_is_itself_allowed() -> None:
     for section in dataclasses.fields(Config):
         table = getattr(Config(), section.name)

@@ -29,6 +29,7 @@ else:
 
 MODEL_ENV = "TRITANDEM_MODEL"
 CONFIG_ENV = "TRITANDEM_CONFIG"
+GENERATION_ENV = "TRITANDEM_GENERATION_CONFIG"  # replaces the setting scheduler.generation_config
 PLACEMENT_ENV = "TRITANDEM_PLACEMENT"  # replaces the table [placement]; `placement_from_words` says how
 HEARTBEAT_ENV = "TRITANDEM_HEARTBEAT"  # where a model's process beats: this with its process id; unset: nowhere
 DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
@@ -128,6 +129,11 @@ class SchedulerConfig:
     )
     max_queued_tokens: int = _setting(4_000_000, "prompt tokens and output budget over all requests that wait", 1)
     default_max_tokens: int = _setting(256, "budget of an answer whose request names none", 1)
+    generation_config: str = _setting(
+        "none",
+        "auto: sampling fields that a request leaves out are as the model's authors recommend",
+        choices=("none", "auto"),
+    )
     default_priority: str = _setting(
         "normal", "class of a request that names none", choices=("interactive", "normal", "batch")
     )
@@ -300,7 +306,18 @@ def load_config(path: Path | None) -> Config:
 def config_from_environment() -> Config:
     """The configuration of a process inside Triton. Raises ConfigError."""
     path = os.environ.get(CONFIG_ENV)
-    return with_placement(load_config(Path(path) if path else None), os.environ.get(PLACEMENT_ENV, ""))
+    config = with_generation(load_config(Path(path) if path else None), os.environ.get(GENERATION_ENV, ""))
+    return with_placement(config, os.environ.get(PLACEMENT_ENV, ""))
+
+
+def with_generation(config: Config, word: str) -> Config:
+    """`config` with this `generation_config`; as it is for "". Raises ConfigError."""
+    if not word:
+        return config
+    setting = settings_of(SchedulerConfig)["generation_config"]
+    if not setting.allows(word):
+        raise ConfigError(f"{GENERATION_ENV}: given {word!r}, allowed: {setting.allowed}")
+    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, generation_config=word))
 
 
 def with_placement(config: Config, words: str) -> Config:

@@ -34,6 +34,11 @@ def test_openais_defaults_hold() -> None:
     assert (chat().n, chat().stream, chat().logprobs) == (1, False, None)
 
 
+def test_where_the_models_authors_have_a_temperature_none_is_sent() -> None:
+    assert read_ask(CHAT, {"messages": HELLO}, None).options == {}
+    assert read_ask(CHAT, {"messages": HELLO, "temperature": 0.3}, None).options == {"temperature": 0.3}
+
+
 def test_what_the_engine_honours_is_handed_on() -> None:
     asked = {"temperature": 0, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "seed": 7, "min_tokens": 2, "max_tokens": 9}
     asked |= {"presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words": ["x"]}

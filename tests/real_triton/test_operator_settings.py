@@ -17,7 +17,7 @@ from tritandem.server import TritonServer
 from tritandem.server.health import stub_models
 
 from tests.fakes.otlp_collector import OtlpCollector, Received
-from tests.real_triton.started import start_server
+from tests.real_triton.started import demo_model, start_server
 
 pytestmark = pytest.mark.triton
 
@@ -56,17 +56,29 @@ class Configured:
         return whole, parts
 
 
+def with_generation_config(folder: Path, values: dict[str, object]) -> Path:
+    """The demo model, as if its authors recommended that."""
+    folder.mkdir()
+    for file in demo_model().glob("*"):
+        if file.name != "generation_config.json":
+            (folder / file.name).symlink_to(file.resolve())
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configured]:
     cpus = sorted(os.sched_getaffinity(0))
     file = tmp_path_factory.mktemp("configured") / "tritandem.toml"
     with OtlpCollector() as collector, pytest.MonkeyPatch.context() as patch:
         file.write_text(
+            '[scheduler]\ngeneration_config = "auto"\n'
             f'[telemetry]\ntraces_url = "{collector.url}"\nmetrics_period_s = 0.2\n'
             f'[placement]\npolicy = "explicit"\nengine = "{cpus[-1]}"\nscheduler = "{cpus[0]}"\nserver = "{cpus[0]}"\n'
         )
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        with start_server(engine_config=file, extra_flags=TRITON_TRACES) as server:
+        model = with_generation_config(file.parent / "model", {"do_sample": True, "temperature": 0.7})
+        with start_server(model, engine_config=file, extra_flags=TRITON_TRACES) as server:
             yield Configured(server, collector, load_config(file))
 
 
@@ -121,3 +133,10 @@ def test_a_malformed_trace_is_refused_by_name(configured: Configured) -> None:
     assert "REJECTED_INVALID: traceparent: given 'nonsense', allowed: a W3C" in refused.value.read().decode()
     [whole] = configured.collector.spans(1)
     assert whole.attributes["tritandem.outcome"] == "REJECTED_INVALID"
+
+
+def test_what_the_models_authors_recommend_holds_unless_a_request_says_otherwise(configured: Configured) -> None:
+    assert configured.ask("scheduler", return_seed=True)["used_seed"] != 0, "it was drawn"
+    assert configured.ask("ensemble", return_seed=True)["used_seed"] != 0
+    greedy = configured.ask("scheduler", return_seed=True, sampling_parameters='{"temperature": 0}')
+    assert greedy["used_seed"] == 0

@@ -69,6 +69,7 @@ def test_stubs_find_the_running_python_first_and_the_wheels_libraries(wheel: Tri
         "PATH": "/usr/bin",
         "LD_LIBRARY_PATH": "/mine",
         "TRITANDEM_CONFIG": "/stale",
+        "TRITANDEM_GENERATION_CONFIG": "auto",
         "CUDA_VISIBLE_DEVICES": "1",
     }
     env = command.environment(ServeOptions(Path("/model"), Path("/repository")), wheel, inherited)
@@ -76,7 +77,10 @@ def test_stubs_find_the_running_python_first_and_the_wheels_libraries(wheel: Tri
     assert env["LD_LIBRARY_PATH"].split(os.pathsep) == ["/wheel/libs", "/mine"]
     assert env["TRITANDEM_MODEL"] == "/model"
     assert "TRITANDEM_CONFIG" not in env
+    assert "TRITANDEM_GENERATION_CONFIG" not in env
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
+    chosen = ServeOptions(None, Path("/repository"), generation_config="none")
+    assert command.environment(chosen, wheel, inherited)["TRITANDEM_GENERATION_CONFIG"] == "none"
 
 
 @pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "127.0.0.1:1"), ("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1")])

@@ -15,6 +15,7 @@ from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.requests import GenerationRequest, PriorityClass
 from tritandem.triton_io.request import schema
 from tritandem.triton_io.request.decoder import ModelLimits, complete, decode, read_request_id
+from tritandem.triton_io.request.dialects import BLS, OWN, VLLM, Dialect
 from tritandem.triton_io.request.prompt_source import read_parameters
 from tritandem.triton_io.request.tensor_values import _NUMPY_OF_DTYPE, Inputs
 
@@ -438,3 +439,28 @@ def test_a_wrong_bias_or_list_of_allowed_ids_is_refused_by_name(values: dict[str
 
 def test_an_end_token_that_is_ignored_may_be_the_only_allowed_one() -> None:
     assert sampled(allowed_token_ids=[2], min_tokens=1, ignore_eos=True).allowed_token_ids == (2,)
+
+
+AUTHORS = replace(LIMITS, sampling_defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "dialect", "meant"),
+    [
+        ({}, OWN, (0.6, 20, 1.1)),
+        ({"temperature": 0.0}, OWN, (0.0, 20, 1.1)),
+        ({"top_k": -1, "repetition_penalty": 1.0}, OWN, (0.6, 0, 1.0)),
+        ({"seed": 3}, OWN, (0.6, 20, 1.1)),
+        ({}, VLLM, (0.6, 20, 1.1)),
+        ({}, BLS, (0.6, 20, 1.1)),
+        ({"temperature": 0.9}, BLS, (0.9, 20, 1.1)),
+    ],
+    ids=str,
+)
+def test_a_request_goes_before_the_models_authors_and_these_before_any_default(
+    asked: dict[str, Any], dialect: Dialect, meant: tuple[float, int, float]
+) -> None:
+    arrays = {"text_input": text("x"), "sampling_parameters": text(json.dumps(asked))}
+    draft = decode("id", Inputs(arrays), {}, 1, dialect=dialect)
+    sampling = complete(draft, np.arange(5, dtype=np.int32), 1, AUTHORS).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == meant

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
+from tritandem.config import CONFIG_ENV, GENERATION_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
 from tritandem.contracts.errors import ConfigError
 from tritandem.front.formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS
 from tritandem.machine.device import Device
@@ -74,6 +74,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         default=defaults.drain_timeout_s,
         metavar="SECONDS",
         help="how long running requests may take once a stop was asked for (default: %(default)s)",
+    )
+    add(
+        "--generation-config",
+        choices=("auto", "none"),
+        help="auto: what a request leaves out of its sampling is as the model's generation_config.json says (default: "
+        "the setting scheduler.generation_config, or none)",
     )
     add(
         "--placement",
@@ -193,6 +199,7 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "drain_timeout_s": args.drain_timeout_s,
         "log_path": args.log_file,
         "max_log_bytes": args.log_mb << 20,
+        "generation_config": args.generation_config or os.environ.get(GENERATION_ENV, ""),
         "placement": _placement(args),
         "extra_flags": tuple(args.unknown),
     }

@@ -18,7 +18,7 @@ from typing import Any
 from tritandem_client import AsyncClient, TritandemClientError
 
 from ..contracts.errors import Outcome
-from .ask import MAX_BODY_BYTES, Ask, no_model, parse_body, read_ask, refuse_other_models
+from .ask import MAX_BODY_BYTES, OPENAI_TEMPERATURE, Ask, no_model, parse_body, read_ask, refuse_other_models
 from .books import Books
 from .chat import ChatShape
 from .chat_turns import ChatTurns
@@ -62,6 +62,7 @@ class Site:
     origins: tuple[str, ...] = ()
     formats: Formats = AS_IT_STANDS
     context_tokens: int | None = None
+    temperature: float | None = OPENAI_TEMPERATURE  # of who names none; None: the server has one of the model's authors
 
 
 class App:
@@ -152,7 +153,7 @@ class App:
                 bill.tokens = line.get("prompt_tokens", 0) + line.get("output_tokens", 0)
 
     async def _complete(self, exchange: Exchange, shape: Shape, caller: Caller, line: dict[str, Any]) -> Outcome:
-        ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)))
+        ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)), self._site.temperature)
         refuse_other_models(ask, self._site.models)
         grammar = _grammar(ask, self._site.formats)
         options = self._prepare(exchange, ask, shape.id_prefix, caller, line)
@@ -179,7 +180,7 @@ class App:
     async def _converse(self, exchange: Exchange, talk: Endpoint, caller: Caller, line: dict[str, Any]) -> Outcome:
         document = parse_body(await exchange.read_body(MAX_BODY_BYTES))
         try:
-            ask = read_ask(CHAT, talk.to_chat(document))
+            ask = read_ask(CHAT, talk.to_chat(document), self._site.temperature)
             refuse_other_models(ask, self._site.models)
             grammar = _grammar(ask, self._site.formats)
             options = self._prepare(exchange, ask, talk.id_prefix, caller, line)

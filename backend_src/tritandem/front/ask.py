@@ -18,6 +18,7 @@ from .fields import CHAT, MAX_CHOICES, read_fields, sampling_options
 MAX_BODY_BYTES = 32 << 20
 MAX_DEPTH = 64  # of brackets: more than any request needs, and far from what Python's parser takes
 COMPLETION_TOKENS = 16  # OpenAI's default at /v1/completions
+OPENAI_TEMPERATURE = 1.0
 
 
 class Question(TypedDict, total=False):
@@ -81,10 +82,12 @@ def _refuse_half_characters(name: str, value: Any) -> None:
         raise invalid(name, f"half a character at {error.start}", "text that UTF-8 can express") from None
 
 
-def read_ask(door: str, document: Mapping[str, Any]) -> Ask:
-    """Raises ApiError."""
+def read_ask(door: str, document: Mapping[str, Any], temperature: float | None = OPENAI_TEMPERATURE) -> Ask:
+    """`temperature`: of who names none. Raises ApiError."""
     values, unknown = read_fields(door, document)
-    options = {"temperature": 1.0, **sampling_options(door, values)}
+    options = sampling_options(door, values)
+    if temperature is not None:
+        options.setdefault("temperature", temperature)
     names: dict[str, str] = {}
     _one_budget(values, options, names)
     if door != CHAT:

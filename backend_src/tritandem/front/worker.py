@@ -21,7 +21,9 @@ import uvloop
 from tritandem_client import AsyncClient
 
 from ..model_facts.chat_facts import chat_templates, context_tokens
+from ..model_facts.generation import sampling_defaults
 from .app import ENDPOINTS, App, Site
+from .ask import OPENAI_TEMPERATURE
 from .books import Books
 from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose
 from .keys import read_keys
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model-path", type=Path, help="folder or GGUF file, whose chat template tells the two parsers")
     add("--tool-parser", default=AUTO, choices=TOOL_WORDS, help="how the model calls functions (default: %(default)s)")
     add("--reasoning-parser", default=AUTO, choices=REASONING_WORDS, help="how it thinks (default: %(default)s)")
+    add("--generation-config", default="none", help="auto: a temperature of the model's authors goes before OpenAI's")
     add("--counters-fd", type=int, default=-1, help="memory that all workers count in")
     add("--limits-fd", type=int, default=-1, help="memory in which all workers keep what is left of a key's limits")
     add("--worker", type=int, default=0, help="which of them this is")
@@ -82,7 +85,15 @@ def main(words: list[str] | None = None) -> None:
         if os.getppid() != args.parent:
             return
     formats = choose(chat_templates(args.model_path), args.tool_parser, args.reasoning_parser)
-    site = Site(tuple(args.model), read_keys(args.keys), tuple(args.cors), formats, context_tokens(args.model_path))
+    authors = sampling_defaults(args.model_path) if args.generation_config == "auto" else {}
+    site = Site(
+        tuple(args.model),
+        read_keys(args.keys),
+        tuple(args.cors),
+        formats,
+        context_tokens(args.model_path),
+        temperature=None if "temperature" in authors else OPENAI_TEMPERATURE,
+    )
     books = Books(ENDPOINTS, args.counters_fd, args.worker)
     uvloop.run(serve(site, books, args))
 

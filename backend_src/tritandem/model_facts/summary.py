@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .folder import ModelFolder, read_folder
+from .generation import sampling_defaults
 from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
 from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
 from .weight_files import read_weights
 
-_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 _ROPE_NAMES = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
 
 
@@ -48,7 +48,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
         "quantization": (folder.config.get("quantization_config") or {}).get("quant_method"),
         "chat_template_chars": sum(map(len, folder.chat_templates[:1])),
-        "generation_defaults": {name: folder.generation[name] for name in _SAMPLING if name in folder.generation},
+        "generation_defaults": sampling_defaults(path),
         "tokens_without_row": tokens_without_row(folder, vocabulary) if vocabulary else [],
     }
 
@@ -80,7 +80,7 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
         "weight_bytes": sum(map(tensor_bytes, header.tensors)),
         "quantization": None,
         "chat_template_chars": len(header.values.get("tokenizer.chat_template", "")),
-        "generation_defaults": _below(header.values, "general.sampling."),
+        "generation_defaults": sampling_defaults(path),
         "tokens_without_row": [],
     }
 

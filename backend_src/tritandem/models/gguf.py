@@ -15,6 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from ..contracts.errors import ConfigError
+from ..model_facts.generation import gguf_sampling
 from ..model_facts.gguf_header import GgufHeader, read_gguf
 from ..tokenizer.files.gguf_vocabulary import restore_tokenizer
 
@@ -42,7 +43,7 @@ def convert(gguf_file: Path, out: Path) -> None:
     config.update(architectures=[type(model).__name__], dtype="float32", eos_token_id=end_ids)
     write_json(out / "config.json", config)
     token_ids = {"bos_token_id": config.get("bos_token_id"), "pad_token_id": config.get("pad_token_id")}
-    write_json(out / "generation_config.json", {**token_ids, "eos_token_id": end_ids})
+    write_json(out / "generation_config.json", {**token_ids, "eos_token_id": end_ids, **gguf_sampling(header.values)})
 
 
 def save_tokenizer(header: GgufHeader, out: Path, max_tokens: int | None = None) -> None:

@@ -31,6 +31,7 @@ class ServeOptions:
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
     max_log_bytes: int = 64 << 20  # beyond it the log begins anew, and what it held is kept beside it, once
+    generation_config: str = ""  # none or auto; "": what the configuration says
     placement: str = ""  # auto, off, or COMPONENT=CPUS words; "": what the configuration says
     extra_flags: tuple[str, ...] = ()  # handed to tritonserver as they are
 

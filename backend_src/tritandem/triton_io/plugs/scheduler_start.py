@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 from ...config import DRAIN_KEY_ENV, SchedulerConfig, model_folder_from_environment
 from ...contracts.requests import PriorityClass
 from ...contracts.stream import LoadSnapshot
+from ...model_facts.generation import sampling_defaults
 from ...placement import SCHEDULER
 from ...scheduler.service import SchedulerService
 from ...telemetry.registry import Registry
@@ -50,6 +51,7 @@ def start(process: Process) -> WatchedPlug:
         tokenizer = load_tokenizer(model, dataclasses.replace(config.tokenizer, fast=False))
 
     names = [name.strip() for name in process.parameter("engines").split(",")]
+    defaults = sampling_defaults(model) if config.scheduler.generation_config == "auto" else {}
     finished_calls, gate, key = FinishedCalls(), StreamGate(), load_inner_key()
     engines = [BlsEngine(name, key, finished_calls, gate) for name in names]
     first_load = FirstLoad(engines, config.scheduler.engine_answer_s)
@@ -69,7 +71,9 @@ def start(process: Process) -> WatchedPlug:
     plug = SchedulerPlug(
         service=service,
         tokenizer=BlsTokenizer(config.scheduler.max_queued_requests),
-        limits=lambda: model_limits(first_load(), tokenizer, config.scheduler, lambda ids: text_of(streams, ids)),
+        limits=lambda: model_limits(
+            first_load(), tokenizer, config.scheduler, lambda ids: text_of(streams, ids), defaults
+        ),
         token_text=lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: text_of(streams, [token_id])),
         drain_timeout_s=config.scheduler.drain_timeout_s,
         refused=observer.finished,
@@ -85,7 +89,11 @@ def start(process: Process) -> WatchedPlug:
 
 
 def model_limits(
-    load: LoadSnapshot, tokenizer: TextTokenizer, config: SchedulerConfig, spell: Callable[[Sequence[int]], str]
+    load: LoadSnapshot,
+    tokenizer: TextTokenizer,
+    config: SchedulerConfig,
+    spell: Callable[[Sequence[int]], str],
+    defaults: Mapping[str, float],
 ) -> ModelLimits:
     """What requests are checked against."""
     return ModelLimits(
@@ -98,6 +106,7 @@ def model_limits(
         encode_word=tokenizer.encode_word,
         spell=spell,
         control_ids=tokenizer.control_ids,
+        sampling_defaults=defaults,
     )
 
 

@@ -7,7 +7,7 @@ not need ids, `complete` adds them and checks the limits of model and engine. Pu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...contracts.arrays import Int32Array
@@ -39,6 +39,7 @@ class ModelLimits:
     encode_word: Callable[[str], Sequence[int]]
     spell: Callable[[Sequence[int]], str]  # the text of ids
     control_ids: Mapping[str, int]  # tokens that no text shows, by their spelling
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # the authors', where they apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     wants_logprobs = output.logprobs or output.cumulative_logprob
     dialect = draft.returns.dialect
     most = min(dialect.max_tokens or limits.default_max_tokens, room)
-    sampling = draft.fields.sampling(most, 0 if wants_logprobs else None, dialect)
+    sampling = draft.fields.sampling(most, 0 if wants_logprobs else None, dialect, limits.sampling_defaults)
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)

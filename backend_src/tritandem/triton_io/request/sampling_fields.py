@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,16 +65,26 @@ class SamplingFields:
         """Whether the model's own end tokens end nothing."""
         return bool(self.numbers.get("ignore_eos", False))
 
-    def sampling(self, max_tokens: int, logprobs: int | None, dialect: Dialect = OWN) -> SamplingParams:
-        """Apply the defaults: greedy unless sampling was asked for, a random seed for who samples without one.
+    def sampling(
+        self,
+        max_tokens: int,
+        logprobs: int | None,
+        dialect: Dialect = OWN,
+        of_authors: Mapping[str, float] = MappingProxyType({}),
+    ) -> SamplingParams:
+        """Apply the defaults: first `of_authors`, of the model, then the dialect's; our own are greedy unless sampling
+        was asked for, with a random seed for who samples without one. What a request turns off stays off.
 
         Raises InvalidRequest.
         """
         numbers = {n: v for n, v in self.numbers.items() if n != "ignore_eos" and v not in _OFF.get(n, ())}
+        for name, value in of_authors.items():
+            if name not in self.numbers:
+                numbers[name] = value
         numbers.setdefault("max_tokens", max_tokens)
         if dialect.temperature is not None:
             numbers.setdefault("temperature", dialect.temperature)
-        elif dialect.lone_temperature_draws:
+        elif dialect.lone_temperature_draws or "temperature" in of_authors:
             numbers.setdefault("temperature", 1.0 if _asks_for_sampling(numbers) else 0.0)
         else:
             asked = _asks_for_sampling({name: value for name, value in numbers.items() if name != "seed"})
