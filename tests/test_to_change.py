@@ -218,7 +218,7 @@ def test_a_sampling_fields_name_stands_in_the_table_and_in_its_feature() -> None
     elsewhere = {
         "front/fields.py",  # the names of the OpenAI API
         "front/responses.py",  # what a response repeats of its request
-        "model_facts/summary.py",  # keys of a generation_config.json, which transformers names
+        "model_facts/generation.py",  # keys of a generation_config.json, which transformers names
     }
     names = {name for name, fact in FIELDS.items() if fact.feature} - {"temperature"}  # without that nothing is drawn
     where: dict[str, set[str]] = {name: set() for name in names}

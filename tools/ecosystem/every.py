@@ -75,7 +75,18 @@ EVERY = (
     ),
     Program(
         "GuideLLM", ("guidellm",), "`/v1/chat/completions`, two streams for 20 s",
-        "bin/guidellm benchmark --target ${OPENAI%/v1} --model $MODEL --processor $MODEL_FOLDER --profile concurrent "
-        "--rate 2 --max-seconds 20 --data prompt_tokens=20,output_tokens=16 --outputs json 2>&1 | tail -1",
+        "bin/guidellm run --backend kind=openai_http,target=${OPENAI%/v1},model=$MODEL --disable-progress "
+        "--tokenizer kind=huggingface_auto,model=$MODEL_FOLDER --profile kind=concurrent,streams=2 "
+        "--constraint kind=max_duration,seconds=20 --data kind=synthetic_text,prompt_tokens=20,output_tokens=16 "
+        "--output kind=json,path=run.json > run.log 2>&1 && bin/python -c \"import json; "
+        "print(json.load(open('run.json'))['benchmarks'][0]['metrics']['request_totals'])\"",
     ),
+    Program(
+        "lm-eval", ("lm-eval[api]",), "`/v1/chat/completions`, a task of generated answers",
+        f"cp {PROGRAMS}/capitals.* . && bin/lm_eval --model local-chat-completions --model_args "
+        "model=$MODEL,base_url=$OPENAI/chat/completions,num_concurrent=2 --apply_chat_template --include_path . "
+        "--tasks capitals 2>&1 | grep exact_match",
+    ),
+    Program("Open WebUI", ("open-webui",), "`/v1/models`, `/v1/chat/completions`, whole and streamed",
+            f"bin/python {PROGRAMS}/with_open_webui.py"),
 )  # fmt: skip

@@ -6,8 +6,9 @@ import anthropic
 
 client = anthropic.Anthropic(base_url=os.environ["OPENAI"].removesuffix("/v1"), api_key="none", max_retries=0)
 asked = {"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-whole = client.messages.create(max_tokens=16, temperature=0, **asked)
-with client.messages.stream(max_tokens=16, temperature=0, **asked) as stream:
+greedy = {"max_tokens": 16, "extra_body": {"temperature": 0}}
+whole = client.messages.create(**greedy, **asked)
+with client.messages.stream(**greedy, **asked) as stream:
     text = "".join(stream.text_stream)
     assert stream.get_final_message().stop_reason == whole.stop_reason
 assert text == whole.content[0].text, text
