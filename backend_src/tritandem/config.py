@@ -92,6 +92,12 @@ class EngineConfig:
     dtype: str = _setting(
         "auto", "auto: bfloat16 on CUDA, float32 on a CPU", choices=("auto", "bfloat16", "float16", "float32")
     )
+    quantization: str = _setting(
+        "none", "fp8: whole weights are quantized at load, with one scale a row", choices=("none", "fp8")
+    )
+    unquantized_layers: str = _setting(
+        "lm_head", "layers that `quantization` leaves as they are: names, with * for anything, separated by commas"
+    )
     block_tokens: int = _setting(16, "tokens of one KV block", 1, 1024)
     num_blocks: int = _setting(0, "KV blocks; 0: as many as kv_memory_fraction (CUDA) or cpu_kv_bytes (CPU) hold")
     kv_memory_fraction: float = _setting(

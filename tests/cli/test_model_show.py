@@ -11,6 +11,8 @@ from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, LlamaConfig
 from tritandem.cli.main import main
 
+from tests.engine import quantized_folders
+
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -48,6 +50,27 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["its own sampling"] == "temperature 0.6"
     assert said["chat template"] == "none: chats are refused"
     assert said["can be served"].startswith("yes")
+
+
+def test_what_is_quantized_and_how_large_it_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = quantized_folders.tiny_model()
+    values = sum(weight.numel() for weight in model.parameters())
+    quantized_folders.write(tmp_path, model, *quantized_folders.FORMATS["AWQ"])
+    code, out = shown(capsys, str(tmp_path))
+    assert code == 0
+    assert f"\nweights               {values:,} values in " in out
+    unpacked = 2 * (values - 2 * 97 * 64 - 5 * 64) / 1e6
+    said = f"awq: 14 layers in INT4, groups of 32; {unpacked:.1f} MB of them in bfloat16"
+    assert f"\nquantization          {said}, where they are unpacked\n" in out
+
+
+def test_a_quantization_that_is_not_served_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    quantized_folders.write(tmp_path, quantized_folders.tiny_model(), stated, quantized_folders.fp8_channel)
+    code, out = shown(capsys, str(tmp_path))
+    assert code == 1
+    assert "\nquantization          bitsandbytes\n" in out
+    assert "quantized by 'bitsandbytes', which is not served; served: compressed-tensors" in out
 
 
 def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,11 @@ def lines(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
     yield _line("rope", _pairs(facts["rope"]) or "not said")
     yield _line("sliding window", f"{stated['sliding_window']} tokens" if "sliding_window" in stated else "none")
     if "quantization" in stated:
-        yield _line("quantization", facts["quantization"])
+        layers = ", ".join(f"{count} layers in {words}" for words, count in facts["quantized_layers"].items())
+        unpacked = f"{facts['quantized_parameters'] * 2 / 1e6:,.1f} MB of them in bfloat16, where they are unpacked"
+        yield _line(
+            "quantization", f"{facts['quantization']}: {layers}; {unpacked}" if layers else facts["quantization"]
+        )
     chars = facts["chat_template_chars"]
     yield _line("chat template", f"{chars} characters" if chars else "none: chats are refused")
     yield _line("its own sampling", _pairs(facts["generation_defaults"]) or "not said")

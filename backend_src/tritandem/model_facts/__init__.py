@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from .folder import ModelFolder, read_folder
+from .quantization import read_quantization, stored_layers
 from .token_ids import check_token_ids, check_vocabulary, read_vocabulary
 from .weight_files import read_weights
 
@@ -15,5 +16,8 @@ def check_folder(path: Path, weights: bool = True) -> None:
     check_token_ids(folder)
     if (vocabulary := read_vocabulary(path)) is not None:
         check_vocabulary(folder, vocabulary)
-    if weights:
-        read_weights(path)
+    if not weights:
+        return
+    held, quantization = read_weights(path), read_quantization(folder)
+    if held is not None and quantization is not None:
+        stored_layers(held, quantization, str(path))

@@ -6,15 +6,17 @@ An entry that the files say nothing about is None: a default of the model's clas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..contracts.errors import ConfigError
 from .folder import ModelFolder, read_folder
 from .generation import sampling_defaults
 from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
+from .quantization import StoredLayer, read_quantization, stored_layers
 from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
-from .weight_files import read_weights
+from .weight_files import Weight, read_weights
 
 _ROPE_NAMES = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
 
@@ -27,6 +29,8 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     stated = folder.end_ids(vocabulary.ids.get(eos) if vocabulary and eos else None)
     turn_ends = turn_end_ids(vocabulary) if vocabulary else ()
     kinds = Counter(weight.kind for weight in weights.values())
+    quantized, plain = _quantized(folder, weights)
+    values = [rows * inner for rows, inner in (layer.shape for layer in quantized.values())]
     return {
         "format": "folder",
         "architecture": text.get("model_type"),
@@ -44,9 +48,11 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
         "tied_head": _tied(folder, weights),
         "weights": dict(kinds.most_common()),
-        "parameters": sum(weight.elements for weight in weights.values()) or None,
+        "parameters": sum(weights[name].elements for name in plain) + sum(values) or None,
         "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
         "quantization": (folder.config.get("quantization_config") or {}).get("quant_method"),
+        "quantized_layers": dict(Counter(layer.words for layer in quantized.values()).most_common()),
+        "quantized_parameters": sum(values),
         "chat_template_chars": sum(map(len, folder.chat_templates[:1])),
         "generation_defaults": sampling_defaults(path),
         "tokens_without_row": tokens_without_row(folder, vocabulary) if vocabulary else [],
@@ -79,10 +85,21 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
         "parameters": sum(tensor.elements for tensor in header.tensors),
         "weight_bytes": sum(map(tensor_bytes, header.tensors)),
         "quantization": None,
+        "quantized_layers": {},
+        "quantized_parameters": 0,
         "chat_template_chars": len(header.values.get("tokenizer.chat_template", "")),
         "generation_defaults": sampling_defaults(path),
         "tokens_without_row": [],
     }
+
+
+def _quantized(folder: ModelFolder, weights: Mapping[str, Weight]) -> tuple[Mapping[str, StoredLayer], Collection[str]]:
+    """Quantized layers and names of whole weights; of a kind that is not served nothing is known."""
+    try:
+        quantization = read_quantization(folder)
+        return stored_layers(weights, quantization, str(folder.path)) if quantization else ({}, weights)
+    except ConfigError:
+        return {}, weights
 
 
 def _tied(folder: ModelFolder, weights: Mapping[str, Any]) -> bool | None:

@@ -38,10 +38,9 @@ def read_weights(folder: Path) -> dict[str, Weight] | None:
     """
     if (folder / ONE_FILE).is_file():
         return read_header(folder / ONE_FILE)
-    placed = read_json(folder / INDEX).get("weight_map")
+    files, placed = weight_files(folder), read_json(folder / INDEX).get("weight_map")
     if not isinstance(placed, dict):
         return None
-    files = sorted(set(placed.values()))
     if absent := [file for file in files if not (folder / file).is_file()]:
         raise ConfigError(f"{folder / INDEX}: {len(absent)} of {len(files)} files are not there: {absent[0]}")
     weights: dict[str, Weight] = {}
@@ -55,6 +54,14 @@ def read_weights(folder: Path) -> dict[str, Weight] | None:
         if held_by.get(name) != file:
             raise ConfigError(f"{folder / INDEX}: the weight {name} is not in {file}")
     return weights
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files that would be loaded. Raises ConfigError."""
+    if (folder / ONE_FILE).is_file():
+        return [ONE_FILE]
+    placed = read_json(folder / INDEX).get("weight_map")
+    return sorted(set(placed.values())) if isinstance(placed, dict) else []
 
 
 def read_header(file: Path) -> dict[str, Weight]:

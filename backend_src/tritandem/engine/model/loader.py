@@ -21,11 +21,14 @@ from ...contracts.errors import ConfigError
 from ...machine.device import Device
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
+from ...model_facts.quantization import MXFP4
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
 from .gguf.config import gguf_config
 from .gguf.model import check_gguf, load_gguf
 from .packed import ATTENTION_NAME, LayerShape
+from .quantized.files import QuantizedFiles, quantized_files
+from .quantized.loading import load_quantized, quantize_model
 from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
 
@@ -80,10 +83,17 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
         if not config.random_weights:
             read_weights(path)
     header = read_gguf(path) if path.suffix == ".gguf" else None
-    model_config = _read_config(path, header)
+    model_config, stated = _read_config(path, header)
+    files = None if config.random_weights else quantized_files(path, stated)
+    if files is not None and config.quantization != "none":
+        reason = f"{path} is quantized already, by {files.quantization.method}"
+        raise ConfigError(f"engine.quantization: given {config.quantization}, allowed: none; {reason}")
     on_progress(f"loading weights as {dtype} on {device}")
-    model = _build(model_config, dtype, device, config, path, header)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
+    model = _build(model_config, options, device, config, path, header, files, on_progress)
     model.eval().requires_grad_(False)
+    if config.quantization == "fp8":
+        quantize_model(model, config.unquantized_layers, on_progress)
     context_tokens = fix_rotary_context(model)
     on_progress("checking that its attention can be served")
     layers = inspect_model(model)
@@ -91,8 +101,9 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     return LoadedModel(model, layers, text.vocab_size, context_tokens)
 
 
-def _read_config(path: Path, header: GgufHeader | None) -> PreTrainedConfig:
-    """The configuration of a folder, a GGUF file or a hub id, of a kind that can be served. Raises ConfigError."""
+def _read_config(path: Path, header: GgufHeader | None) -> tuple[PreTrainedConfig, Any]:
+    """The configuration of a folder, a GGUF file or a hub id, of a kind that can be served, and the part of it that
+    says how weights are quantized, of which transformers is told nothing. Raises ConfigError."""
     if header is not None:
         config = gguf_config(header)
     else:
@@ -105,22 +116,27 @@ def _read_config(path: Path, header: GgufHeader | None) -> PreTrainedConfig:
         check_config(config.get_text_config())
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ConfigError(f"{config.model_type}: transformers has no causal language model of this type")
-    _unpack_mxfp4(config)
-    return config
+    if _unpack_mxfp4(config):
+        return config, None
+    stated = [vars(part).pop("quantization_config", None) for part in (config, config.get_text_config())]
+    return config, stated[0] or stated[1]
 
 
-def _unpack_mxfp4(config: PreTrainedConfig) -> None:
-    """Experts in MXFP4 (gpt-oss) are unpacked while they are loaded: no product here reads them packed."""
+def _unpack_mxfp4(config: PreTrainedConfig) -> bool:
+    """Experts in MXFP4 (gpt-oss) are unpacked by transformers while they are loaded; whether there are any."""
     stated = getattr(config, "quantization_config", None)
-    if isinstance(stated, dict) and stated.get("quant_method") == "mxfp4":
-        config.quantization_config = {**stated, "dequantize": True}
+    if not isinstance(stated, dict) or stated.get("quant_method") != MXFP4:
+        return False
+    config.quantization_config = {**stated, "dequantize": True}
+    return True
 
 
 def check_model(path: Path) -> None:
     """Everything about a folder or GGUF file that makes `load_model` refuse it and that needs no weight's value: what
     its attention computes is left to be seen. Raises ConfigError."""
     header = read_gguf(path) if path.suffix == ".gguf" else None
-    config = _read_config(path, header)
+    config, stated = _read_config(path, header)
+    files = quantized_files(path, stated)
     try:
         if header is not None:
             check_gguf(header, config, attn_implementation=ATTENTION_NAME)
@@ -133,10 +149,11 @@ def check_model(path: Path) -> None:
     weights = read_weights(path)
     if weights is None:
         return
+    shapes = {name: weight.shape for name, weight in weights.items()} if files is None else files.shapes()
     _, report = type(empty).from_pretrained(
         None,
         config=config,
-        state_dict={name: torch.empty(weight.shape, device="meta") for name, weight in weights.items()},
+        state_dict={name: torch.empty(shape, device="meta") for name, shape in shapes.items()},
         device_map={"": "meta"},
         output_loading_info=True,
         ignore_mismatched_sizes=True,
@@ -165,13 +182,14 @@ def _source(path: Path) -> str:
 
 def _build(
     model_config: PreTrainedConfig,
-    dtype: torch.dtype,
+    options: dict[str, Any],
     device: torch.device,
     config: EngineConfig,
     path: Path,
     header: GgufHeader | None,
+    files: QuantizedFiles | None,
+    on_progress: Callable[[str], None],
 ) -> PreTrainedModel:
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
     try:
         if config.random_weights:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
@@ -180,6 +198,8 @@ def _build(
         options["device_map"] = {"": device}
         if header is not None:
             return load_gguf(header, model_config, **options)
+        if files is not None:
+            return load_quantized(files, model_config, on_progress=on_progress, **options)
         model, report = AutoModelForCausalLM.from_pretrained(
             _source(path),
             config=model_config,
