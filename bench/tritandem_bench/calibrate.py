@@ -97,7 +97,7 @@ class InstantRunner:
 
     def __init__(self) -> None:
         blocks = 1 + ROWS * (1 + CONTEXT_TOKENS // BLOCK_TOKENS)
-        prefill = (8192,) * 3
+        prefill = (8192, 8192, ((ROWS, 8192),))
         self.spec = RunnerSpec("none", ROWS, blocks, BLOCK_TOKENS, CONTEXT_TOKENS, *prefill, VOCABULARY, 0)
         self._left = np.zeros(ROWS, np.int64)
         self._unread: deque[StepResult] = deque()

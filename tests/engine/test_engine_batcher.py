@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from tritandem.engine.host.batcher import BatchState, Budget, Candidate, Decisio
 from tritandem.engine.host.sequence import SequenceState
 
 BUDGET = Budget(
-    prefill_tokens=10, interleaved_tokens=8, stretched_tokens=9, efficient_tokens=2, block_tokens=4, reserve_blocks=2
+    prefill_tokens=10,
+    interleaved_tokens=8,
+    stretched_tokens=9,
+    efficient_tokens=((16, 2), (32, 4)),
+    block_tokens=4,
+    reserve_blocks=2,
 )
 
 
@@ -66,22 +72,54 @@ def test_beside_few_sequences_a_chunk_stretches_when_that_ends_the_prompt() -> N
     assert [a.chunk_tokens for a in decide(running=many, waiting=[candidate(9, 3)]).admit] == [2]
 
 
-def test_beside_many_sequences_chunks_are_small_unless_the_backlog_is_long() -> None:
-    assert prefill_budget(BUDGET, decoding=0, backlog=100, prompt_share=0.1) == 10
-    assert prefill_budget(BUDGET, decoding=8, backlog=100, prompt_share=0.1) == 8
-    assert prefill_budget(BUDGET, decoding=9, backlog=64, prompt_share=0) == 2
-    assert prefill_budget(BUDGET, decoding=9, backlog=160, prompt_share=0) == 5
-    assert prefill_budget(BUDGET, decoding=9, backlog=400, prompt_share=0) == 8
+def chunk(decoding: int, budget: Budget = BUDGET, **state: Any) -> int:
+    """The prompt tokens of a step beside so many sequences that decode."""
+    return prefill_budget(budget, decoding, BatchState((), (), 100, 8, False, **state))
 
 
-def test_chunks_grow_with_the_pace_at_which_sequences_come_and_go() -> None:
-    assert prefill_budget(BUDGET, decoding=10, backlog=0, prompt_share=0.1) == 2
-    assert prefill_budget(BUDGET, decoding=20, backlog=0, prompt_share=0.1) == 4
-    assert prefill_budget(BUDGET, decoding=20, backlog=64, prompt_share=0.1) == 6
-    assert prefill_budget(BUDGET, decoding=20, backlog=0, prompt_share=5.0) == 8
+def test_beside_many_sequences_a_step_takes_the_chunk_that_is_cheapest_beside_so_many() -> None:
+    assert chunk(0) == 10
+    assert chunk(8) == 8, "few wait a little longer for a first token to come soon"
+    assert [chunk(9), chunk(16), chunk(17), chunk(32)] == [2, 2, 4, 4]
+    assert chunk(99) == 4, "as beside the most that was measured"
+
+
+def test_chunks_follow_the_pace_at_which_sequences_come_and_go_and_not_what_waits() -> None:
+    assert [chunk(20, prompt_share=share) for share in (0.1, 0.25, 5.0)] == [4, 6, 8]
+    assert chunk(10, waiting_tokens=10_000) == chunk(10, waiting_tokens=1) == 2
     running_many = [running(arrival, prompt=3, stored=3, blocks=2, outputs=1) for arrival in range(20)]
     line = [candidate(20, 4), candidate(21, 4)]
-    assert [a.chunk_tokens for a in decide(running=running_many, waiting=line, prompt_share=0.15).admit] == [4, 2]
+    assert [a.chunk_tokens for a in decide(running=running_many, waiting=line, prompt_share=0.25).admit] == [4, 2]
+
+
+def test_chunks_grow_while_prompts_wait_for_them() -> None:
+    assert [chunk(10, behind_s=seconds) for seconds in (0, 0.25, 0.5, 1)] == [2, 3, 4, 6]
+    assert chunk(32, behind_s=2) == 8
+
+
+def test_a_step_is_behind_when_its_chunk_has_no_room_for_what_waits() -> None:
+    many = [running(arrival, prompt=3, stored=3, blocks=2, outputs=1) for arrival in range(9)]
+    assert decide(running=many, waiting=[candidate(9, 3)], waiting_tokens=3).behind
+    assert not decide(running=many, waiting=[candidate(9, 2)], waiting_tokens=2).behind
+    assert decide(running=many, waiting=[candidate(9, 2), candidate(10, 1)], waiting_tokens=3).behind
+    assert not decide(running=many, waiting=[candidate(9, 6, cached_blocks=1)], waiting_tokens=6).behind
+    assert decide(running=[*many, running(9, prompt=5, stored=2, blocks=2)]).behind
+    assert not decide(running=[*many, running(9, prompt=5, stored=3, blocks=2)]).behind
+    assert not decide(running=many, waiting=[candidate(9, 3)], waiting_tokens=3, free_slots=0).behind, (
+        "no place is free"
+    )
+
+
+def test_a_chunk_fills_what_its_step_is_padded_to() -> None:
+    padded = replace(BUDGET, pass_tokens=(2, 5, 7))
+    assert [chunk(20, padded, prompt_share=share) for share in (0, 0.21, 0.26, 5.0)] == [5, 5, 7, 8]
+
+
+def test_no_stream_pauses_for_a_chunk_longer_than_it_may() -> None:
+    assert [chunk(8, pause_tokens=tokens) for tokens in (0, 1, 6, 9)] == [8, 2, 6, 8]
+    assert chunk(20, prompt_share=5.0, pause_tokens=6) == 6
+    assert chunk(20, prompt_share=5.0, pause_tokens=1) == 4, "less than the cheapest chunk would be no use"
+    assert chunk(0, pause_tokens=1) == 10, "nobody waits for it"
 
 
 def test_a_sequence_whose_last_token_is_launched_is_left_alone() -> None:

@@ -33,8 +33,8 @@ def test_the_tail_of_a_cached_prompt_hardly_changes_the_price_of_a_token() -> No
 def test_a_launch_is_due_so_early_that_it_is_done_before_the_shortest_recent_step_would_end() -> None:
     pace = timed(Pace(), [(9, 0)] * 20 + [(6, 0)] + [(9, 0)] * 3)
     ended_ns = 10**9 + (20 * 9 + 6 + 27) * MS
-    pace.note_launch(MS // 2, prefill_tokens=0, decode_rows=1)
-    pace.note_launch(2 * MS, prefill_tokens=9, decode_rows=1)
+    pace.note_launch(MS // 2, with_prefill=False)
+    pace.note_launch(2 * MS, with_prefill=True)
     assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=False) == ended_ns + 6 * MS - SLACK_NS - MS // 2
     assert pace.launch_due_ns(ended_ns - MS, 0, with_prefill=True) == ended_ns + 6 * MS - SLACK_NS - 2 * MS
     late_ns = ended_ns + 3 * MS  # the device had nothing to do when it was launched
@@ -62,22 +62,46 @@ def test_a_costly_launch_is_remembered_for_a_while() -> None:
     def margin_ns() -> int:
         return 10**12 + 5 * MS - SLACK_NS - pace.launch_due_ns(10**12, 0, with_prefill=False)
 
-    pace.note_launch(3 * MS, prefill_tokens=0, decode_rows=1)
-    pace.note_launch(MS, prefill_tokens=0, decode_rows=1)
+    pace.note_launch(3 * MS, with_prefill=False)
+    pace.note_launch(MS, with_prefill=False)
     assert 2 * MS < margin_ns() < 3 * MS
     for _ in range(200):
-        pace.note_launch(MS, prefill_tokens=0, decode_rows=1)
+        pace.note_launch(MS, with_prefill=False)
     assert margin_ns() == MS
 
 
-def test_the_share_of_prompts_is_that_of_many_steps() -> None:
+def test_the_share_of_prompts_is_that_of_the_sequences_that_ended() -> None:
     pace = Pace()
     assert pace.prompt_share == 0
-    pace.note_launch(MS, prefill_tokens=8192, decode_rows=0)
-    assert pace.prompt_share == 0, "nothing has decoded"
-    for step in range(2000):
-        pace.note_launch(MS, prefill_tokens=640 if step % 4 == 0 else 0, decode_rows=64)
-    assert pace.prompt_share == pytest.approx(640 / 4 / 64, rel=0.05)
+    pace.note_end(1000, 500)
+    assert pace.prompt_share == pytest.approx(2)
+    for _ in range(1000):
+        pace.note_end(100, 50)
+        pace.note_end(50, 150)
+    assert pace.prompt_share == pytest.approx(150 / 200, rel=0.05)
+    for _ in range(300):
+        pace.note_end(0, 0)  # cancelled before they began
+    assert pace.prompt_share == pytest.approx(150 / 200, rel=0.05)
+
+
+def test_time_behind_adds_up_while_prompts_wait_and_runs_off_afterwards() -> None:
+    pace = Pace()
+    launches_ms = [(1000, False), (1020, True), (1045, True), (1065, False), (2065, False)]
+    seconds = []
+    for at_ms, behind in launches_ms:
+        pace.note_backlog(at_ms * MS, behind)
+        seconds.append(pace.behind_s)
+    assert seconds == pytest.approx([0, 0.02, 0.045, 0.025, 0])
+    for step in range(1000):
+        pace.note_backlog((3000 + 20 * step) * MS, True)
+    assert pace.behind_s == 2
+
+
+def test_the_tokens_of_a_pause_follow_the_price_of_a_token() -> None:
+    assert Pace().pause_tokens == 0
+    assert timed(Pace(), [(20, 0)] * 50 + [(30, 1000)]).pause_tokens == 10_000
+    assert timed(Pace(), [(20, 0)] * 50 + [(220, 1000)]).pause_tokens == 500
+    assert timed(Pace(), [(184, 0)] * 50 + [(300, 100)]).pause_tokens == 1, "a decode step alone takes longer"
 
 
 def test_long_steps_are_launched_one_ahead_and_short_ones_as_far_as_allowed() -> None:

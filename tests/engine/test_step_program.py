@@ -10,7 +10,7 @@ from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
 from tritandem.engine.runners.program import Part, Record, make_program
 from tritandem.engine.step import GREEDY, PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
 
-SPEC = RunnerSpec("cpu", 8, 64, 16, 256, 64, 32, 32, 97, 2)
+SPEC = RunnerSpec("cpu", 8, 64, 16, 256, 64, 32, ((8, 32),), 97, 2)
 SAMPLED = SamplingFeatures(frozenset({"sampled"}))
 
 

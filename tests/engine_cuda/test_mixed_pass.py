@@ -243,11 +243,15 @@ def test_a_pass_is_replaced_by_a_cheaper_one_that_holds_it() -> None:
     assert cheapest(costs, lambda rows: 0.5)[PassSize(8, 128)] == PassSize(0, 128)
 
 
-def test_the_efficient_chunk_costs_least_a_token_beside_many_rows() -> None:
+def test_the_efficient_chunk_is_the_least_that_costs_about_as_little_a_token_as_any_beside_so_many_rows() -> None:
     pytest.importorskip("triton")
     from tritandem.engine.runners.pass_size import PassSize, efficient_tokens
 
-    costs = {PassSize(64, 64): 5.0, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4, PassSize(256, 2048): 50.0}
-    assert efficient_tokens(costs, lambda rows: 4.5) == 320
-    assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 2.5}, lambda rows: 0.6) == 2048
-    assert efficient_tokens({PassSize(8, 48): 1.0}, lambda rows: 0.5) == 0
+    beside_64 = {PassSize(64, 64): 5.0, PassSize(64, 320): 9.0, PassSize(64, 2048): 47.4}
+    assert efficient_tokens(beside_64, lambda rows: 4.5) == ((64, 320),)
+    beside_256 = {PassSize(256, 128): 9.8, PassSize(256, 640): 20.0, PassSize(256, 2048): 48.0}
+    assert efficient_tokens({**beside_256, **beside_64}, lambda rows: rows / 44) == ((64, 320), (256, 640))
+    apart = {PassSize(0, 256): 3.0, PassSize(64, 256): 9.0, PassSize(64, 512): 11.0}
+    assert efficient_tokens(apart, lambda rows: 4.0) == ((64, 256),), "by itself, as `cheapest` would run it"
+    assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 2.5}, lambda rows: 0.6) == ((64, 2048),)
+    assert efficient_tokens({PassSize(8, 48): 1.0}, lambda rows: 0.5) == ()

@@ -66,7 +66,7 @@ class ArithmeticRunner:
             context,
             prefill_tokens,
             prefill_tokens // 2,
-            prefill_tokens // 4,
+            ((num_slots, prefill_tokens // 4),),
             VOCAB,
             launch_ahead_steps,
         )

@@ -121,9 +121,11 @@ class RunnerSpec:
     max_context_tokens: int
     prefill_tokens_per_step: int
     interleaved_prefill_tokens: int  # the same beside running sequences, whose next token waits for it
-    efficient_prefill_tokens: int  # the chunk that costs least a token beside many running sequences
+    # (rows, tokens), rows ascending: the least chunk that is about the cheapest a token beside up to so many rows
+    efficient_prefill_tokens: tuple[tuple[int, int], ...]
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
+    pass_tokens: tuple[int, ...] = ()  # what prefill is padded to, ascending; (): to nothing
 
     @property
     def stretched_prefill_tokens(self) -> int:

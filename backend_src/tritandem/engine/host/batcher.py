@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from .sequence import SequenceState
 
 FEW_DECODING = 8
-CATCH_UP = 2  # prompts may come in at so many times the pace at which they have lately
-DRAIN_STEPS = 32  # and a backlog is worked off in so many steps on top
+TURNOVER_MARGIN = 1.2  # prompts may come in at so many times the pace at which sequences end
+GROWTH_S = 0.5  # and faster by as much again for each so long that they have waited for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class BatchState:
     free_slots: int
     in_flight: bool  # steps are launched whose results were not read
     waiting_tokens: int = 0  # of all waiting sequences
-    prompt_share: float = 0.0  # prompt tokens that were prefilled lately for each row that decoded
+    prompt_share: float = 0.0  # prompt tokens to prefill for each token that sequences give
+    behind_s: float = 0.0  # for so long prompts have waited for chunks
+    pause_tokens: int = 0  # prompt tokens of a step for which streams may pause; 0: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,10 @@ class Budget:
     prefill_tokens: int
     interleaved_tokens: int  # prefill beside sequences that decode: it stretches the gap between their tokens
     stretched_tokens: int  # the same where few decode and a prompt ends by it
-    efficient_tokens: int  # the cheapest chunk beside many of them
+    efficient_tokens: Sequence[tuple[int, int]]  # (rows, tokens): the cheapest chunk beside up to so many of them
     block_tokens: int
     reserve_blocks: int  # taken at once where there is room, so that later steps need none
+    pass_tokens: Sequence[int] = ()  # what a step's prompt tokens are padded to, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Decision:
     grow: Sequence[tuple[SequenceState, int]] = ()  # blocks to add
     prefill: Sequence[tuple[SequenceState, int]] = ()  # tokens of this chunk; running sequences
     admit: Sequence[Admission] = ()
+    behind: bool = False  # prompt tokens wait that there was no room for in the chunk
     preempt: SequenceState | None = None
     drain: bool = False  # read the results in flight first: a sequence may have finished
 
@@ -85,7 +89,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
 
     unfinished = [s for s in state.running if s.stored < s.prefill_tokens]
     backlog = state.waiting_tokens + sum(s.prefill_tokens - s.stored for s in unfinished)
-    tokens_left = prefill_budget(budget, len(decode), backlog, state.prompt_share)
+    tokens_left = prefill_budget(budget, len(decode), state)
     stretch = budget.stretched_tokens - budget.interleaved_tokens if 0 < len(decode) <= FEW_DECODING else 0
     prefill = []
     for sequence in unfinished:
@@ -93,6 +97,7 @@ def plan(state: BatchState, budget: Budget) -> Decision:
             break
         chunk = chunk_tokens(sequence.prefill_left, tokens_left, stretch)
         prefill.append((sequence, chunk))
+        backlog -= chunk
         tokens_left = max(0, tokens_left - chunk)
 
     admit: list[Admission] = []
@@ -109,26 +114,34 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         needed = -(-candidate.tokens // budget.block_tokens)
         extra = reserve(candidate.sequence, needed, free_blocks, spare + 1, budget)
         admit.append(Admission(candidate, chunk, extra))
+        backlog -= candidate.tokens - new_tokens + chunk
         tokens_left = max(0, tokens_left - chunk)
         free_slots -= 1
         free_blocks -= extra
-    return Decision(decode, grow, prefill, admit)
+    return Decision(decode, grow, prefill, admit, behind=backlog > 0 and not tokens_left)
 
 
-def prefill_budget(budget: Budget, decoding: int, backlog: int, prompt_share: float) -> int:
+def prefill_budget(budget: Budget, decoding: int, state: BatchState) -> int:
     """Prompt tokens of the next step.
 
     Nobody decodes: as much as a step can take. Few do: large chunks, because a first token is worth more than
-    a short pause of a few streams. Many do: the chunk that costs least, or more where sequences come and go faster
-    than it can serve. What waits counts little: prompts that arrive together then start one after the other, and
-    do not end together to arrive together again.
+    a short pause of a few streams. Many do: the chunk that costs least beside so many, or what their successors will
+    bring; slowly more while prompts wait. How many wait at one moment does not count, so that prompts which arrive
+    together start one after the other, and do not end together to arrive together again. What the step is padded to
+    is used, and no stream shall pause for more than `pause_tokens`.
     """
     if not decoding:
         return budget.prefill_tokens
+    efficient = next((tokens for rows, tokens in budget.efficient_tokens if rows >= decoding), None)
+    efficient = budget.efficient_tokens[-1][1] if efficient is None else efficient
+    most = budget.interleaved_tokens
+    if state.pause_tokens:
+        most = min(most, max(efficient, state.pause_tokens))
     if decoding <= FEW_DECODING:
-        return budget.interleaved_tokens
-    needed = int(CATCH_UP * prompt_share * decoding) + backlog // DRAIN_STEPS
-    return min(budget.interleaved_tokens, max(budget.efficient_tokens, needed))
+        return most
+    steady = max(efficient, int(TURNOVER_MARGIN * state.prompt_share * decoding))
+    wanted = int(steady * (1 + state.behind_s / GROWTH_S))
+    return min(most, next((tokens for tokens in budget.pass_tokens if tokens >= wanted), wanted))
 
 
 def chunk_tokens(prompt_left: int, tokens_left: int, stretch: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...contracts.requests import EngineRequest
@@ -43,8 +43,9 @@ class EngineCore:
         outbox: Outbox,
         prefix_cache: bool = True,
         meter: StepMeter | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """No meter, no metrics."""
+        """No meter, no metrics. `now_ns`: a simulation has a clock of its own."""
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.residency = Residency(spec, prefix_cache)
@@ -55,6 +56,7 @@ class EngineCore:
             spec.efficient_prefill_tokens,
             spec.block_tokens,
             RESERVE_BLOCKS,
+            spec.pass_tokens,
         )
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
@@ -63,7 +65,7 @@ class EngineCore:
         self._suspects: deque[SequenceState] = deque()  # of a failed step; tried again one by one
         self._waiting_tokens = 0
         self._pace = Pace()
-        self._meter = meter
+        self._meter, self._now_ns = meter, now_ns
         self._arrivals = self._steps = self._preemptions = 0
         self._prompt_tokens = self._output_tokens = 0
 
@@ -123,15 +125,16 @@ class EngineCore:
         step = None if decision.drain else self._build(decision)
         if step is None:
             return False
-        launched_ns = time.monotonic_ns()
+        launched_ns = self._now_ns()
         try:
             self.runner.launch(step)
         except Exception as error:  # whatever broke, it must cost the sequences of this step at most
             self._step_failed(step, error)
             return True
-        taken_ns = time.monotonic_ns() - launched_ns
+        taken_ns = self._now_ns() - launched_ns
         prefill_tokens = sum(len(chunk.ids) for chunk in step.prefill)
-        self._pace.note_launch(taken_ns, prefill_tokens, len(step.decode_slots))
+        self._pace.note_launch(taken_ns, bool(step.prefill))
+        self._pace.note_backlog(launched_ns, decision.behind)
         if self._meter is not None:
             self._meter.launched(taken_ns, bool(step.prefill))
         self._step_launched(decision, step, prefill_tokens, launched_ns)
@@ -154,6 +157,8 @@ class EngineCore:
             in_flight,
             self._waiting_tokens,
             self._pace.prompt_share,
+            self._pace.behind_s,
+            self._pace.pause_tokens,
         )
 
     def _build(self, decision: Decision) -> StepPlan | None:
@@ -284,6 +289,7 @@ class EngineCore:
     def _end(self, sequence: SequenceState, finish: FinishCode, error: str = "") -> None:
         """Once per sequence; the caller holds the outbox's lock and publishes."""
         sequence.finish, sequence.error = finish, error
+        self._pace.note_end(sequence.prompt_tokens - sequence.cached_tokens, len(sequence.output_ids))
         del self._live[sequence.seq_id]
         if self._meter is not None and not self._live:
             self._meter.busy = False  # from here on nobody waits for the device

@@ -10,7 +10,10 @@ from collections import deque
 from ..step import StepResult
 
 _SHARE = 0.1  # weight of the newest step
-_TURNOVER_SHARE = 1 / 128  # the same where it is about sequences, which last for many steps
+_ENDED_SHARE = 1 / 256  # weight of the latest sequence that ended
+MOST_BEHIND_NS = 2_000_000_000
+PAUSE_NS = 120_000_000  # a step of prompts beside streams; the rest of the 150 ms is for what estimates miss
+_LONGEST_ROUND_NS = 100_000_000  # between launches; longer ones were idle
 LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
 SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
 _RECENT_STEPS = 8  # of a kind
@@ -31,7 +34,8 @@ class Pace:
         # (prefill tokens, ns) of the latest steps of a kind: those whose tokens have the same number of binary digits
         self._recent: dict[int, deque[tuple[int, int]]] = {}
         self._launch_ns = {False: 0.0, True: 0.0}  # host time of a launch, with prefill or without
-        self._launched_tokens = self._launched_rows = 0.0  # prompt tokens and decode rows of a step
+        self._prompt_tokens = self._output_tokens = 0.0  # of a sequence that ended: prefilled, given
+        self._behind_ns = self._previous_launch_ns = 0
 
     @property
     def prefill_token_ns(self) -> int:
@@ -53,15 +57,34 @@ class Pace:
 
     @property
     def prompt_share(self) -> float:
-        """Prompt tokens that were prefilled lately for each row that decoded; 0 before any did."""
-        return self._launched_tokens / self._launched_rows if self._launched_rows else 0.0
+        """Prompt tokens to prefill for each token that sequences give, by those that ended; 0 before any did."""
+        return self._prompt_tokens / self._output_tokens if self._output_tokens else 0.0
 
-    def note_launch(self, taken_ns: int, prefill_tokens: int, decode_rows: int) -> None:
-        """What a launch carried and the host time it took. The costliest counts, and is forgotten slowly."""
-        kind = prefill_tokens > 0
-        self._launch_ns[kind] = max(taken_ns, self._launch_ns[kind] * _COST_DECAY)
-        self._launched_tokens += _TURNOVER_SHARE * (prefill_tokens - self._launched_tokens)
-        self._launched_rows += _TURNOVER_SHARE * (decode_rows - self._launched_rows)
+    def note_end(self, prompt_tokens: int, output_tokens: int) -> None:
+        """A sequence ended: what had to be prefilled for it and what it gave."""
+        self._prompt_tokens += _ENDED_SHARE * (prompt_tokens - self._prompt_tokens)
+        self._output_tokens += _ENDED_SHARE * (output_tokens - self._output_tokens)
+
+    @property
+    def behind_s(self) -> float:
+        """Time in which prompts waited for chunks, less the time since in which none did; 2 s at most."""
+        return self._behind_ns / 1e9
+
+    @property
+    def pause_tokens(self) -> int:
+        """Prompt tokens that make a step as long as streams may pause, at the latest price; 0 until one was timed."""
+        token_ns = self.prefill_token_ns
+        return max(1, (PAUSE_NS - self.decode_step_ns) // token_ns) if token_ns else 0
+
+    def note_backlog(self, launched_ns: int, behind: bool) -> None:
+        """A step was launched, and prompts had to wait for a later one or not."""
+        round_ns = min(_LONGEST_ROUND_NS, launched_ns - self._previous_launch_ns)
+        self._previous_launch_ns = launched_ns
+        self._behind_ns = min(MOST_BEHIND_NS, max(0, self._behind_ns + (round_ns if behind else -round_ns)))
+
+    def note_launch(self, taken_ns: int, with_prefill: bool) -> None:
+        """The host time that a launch took. The costliest counts, and is forgotten slowly."""
+        self._launch_ns[with_prefill] = max(taken_ns, self._launch_ns[with_prefill] * _COST_DECAY)
 
     def launch_due_ns(self, running_since_ns: int, prefill_tokens: int, with_prefill: bool) -> int:
         """When to launch the step behind the only one on the device, which was launched at `running_since_ns` and

@@ -39,7 +39,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         max_context_tokens=loaded.served_context(config, num_blocks),
         prefill_tokens_per_step=prefill_tokens,
         interleaved_prefill_tokens=min(prefill_tokens, config.interleaved_prefill_tokens or prefill_tokens),
-        efficient_prefill_tokens=prefill_tokens,
+        efficient_prefill_tokens=((config.max_sequences or DEFAULT_SLOTS, prefill_tokens),),
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=0,
     )

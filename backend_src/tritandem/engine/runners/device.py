@@ -82,7 +82,9 @@ class Device:
             self.mixed.warm_up(self.graphs, on_progress)
             self._report.record.zero_()  # replays that were measured have reported
         if self.mixed.efficient_tokens:
-            self.spec = replace(self.spec, efficient_prefill_tokens=self.mixed.efficient_tokens)
+            self.spec = replace(
+                self.spec, efficient_prefill_tokens=self.mixed.efficient_tokens, pass_tokens=self.mixed.token_sizes
+            )
         if self.captures.captured():
             on_progress(
                 f"{self.captures.captured()} graphs took {self.captures.capture_s:.1f} s "

@@ -37,7 +37,7 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         max_context_tokens=loaded.served_context(config, num_blocks),
         prefill_tokens_per_step=_prefill_tokens(config),
         interleaved_prefill_tokens=interleaved,
-        efficient_prefill_tokens=interleaved,
+        efficient_prefill_tokens=((max_rows, interleaved),),
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=config.launch_ahead_steps,
     )

@@ -44,7 +44,7 @@ class MixedPasses:
         self._rows, self._tokens = row_buckets(max_rows), token_buckets(max_tokens)
         self._choices: dict[PassSize, PassSize] = {}  # the graph to take where this one is the smallest that fits
         self._inputs: dict[PassSize, PassInputs] = {}  # views of the buffers
-        self.efficient_tokens = 0  # chunk that costs least a token beside many rows; 0: not measured
+        self.efficient_tokens: tuple[tuple[int, int], ...] = ()  # by rows; (): not measured
         largest = PassSize(max_rows, max_tokens)
         device = state.words.device
         self._buffers = PassInputs.empty(largest.tokens, largest.chunks, device)
@@ -53,6 +53,10 @@ class MixedPasses:
         self._nobody = torch.full_like(self._choosing, state.pad_slot)
         # Of the latest pass that did not choose itself.
         self.logits = torch.empty((total, state.vocab_size), dtype=dtype, device=device)
+
+    @property
+    def token_sizes(self) -> tuple[int, ...]:
+        return tuple(self._tokens)
 
     def size(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
         """The pass that carries these chunks; `rows` of 0 in it: the decode rows are faster in a step of their own.

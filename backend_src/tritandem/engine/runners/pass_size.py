@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..step import GREEDY, SamplingFeatures
 
 MAX_CHUNKS = 64  # sequences whose chunks travel in one pass
-MANY_ROWS = 64  # what `efficient_tokens` is measured beside
 EFFICIENT_FROM = 128  # smaller chunks would keep prompts waiting for more steps than they save
+NEARLY = 9 / 8  # a chunk that costs no more than so many times the cheapest a token will do, for shorter steps
 FIRSTS = (0, 4, 16, MAX_CHUNKS)  # first tokens that a graph which samples them has room for
 _TOKENS_PER_CHUNK = 8  # a pass of few tokens has room for fewer chunks
 _ROW_BUCKETS = (8, 32, 64, 128)
@@ -62,16 +62,23 @@ def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float])
     return choices
 
 
-def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> int:
-    """The chunk, of EFFICIENT_FROM tokens or more, that adds least to a step over MANY_ROWS rows for each of its
-    tokens: while the products still wait for the weights, prompt tokens ride along. 0 where that was not measured.
-    Arguments as in `cheapest`. Pure.
+def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> tuple[tuple[int, int], ...]:
+    """(rows, tokens) for each number of rows: the least chunk, of EFFICIENT_FROM tokens or more, whose tokens add about
+    as little to a step over so many rows as any chunk's. While products still wait for the weights, a few prompt tokens
+    ride along: small chunks are cheapest beside few rows, and beside many their size hardly matters. () where nothing
+    was measured. Arguments as in `cheapest`, whose choice is what a size costs. Pure.
     """
-    rows = [size.rows for size in costs if size.rows <= MANY_ROWS]
-    beside = [size for size in costs if size.rows == max(rows, default=0) and size.tokens >= EFFICIENT_FROM]
-    if not beside:
-        return 0
-    return min(beside, key=lambda size: (costs[size] - decode_ms(size.rows)) / size.tokens).tokens
+    choices = cheapest(costs, decode_ms)
+    prices: dict[int, dict[int, float]] = {}
+    for size, taken in choices.items():
+        if size.rows and size.tokens >= EFFICIENT_FROM:
+            apart_ms = 0.0 if taken.rows else decode_ms(size.rows)
+            added_ms = costs[taken] + apart_ms - decode_ms(size.rows)
+            prices.setdefault(size.rows, {})[size.tokens] = added_ms / size.tokens
+    return tuple(
+        (rows, min(tokens for tokens, price in by_tokens.items() if price <= NEARLY * min(by_tokens.values())))
+        for rows, by_tokens in sorted(prices.items())
+    )
 
 
 def rows_of_pass(size: PassSize, firsts: int, features: SamplingFeatures) -> int:
