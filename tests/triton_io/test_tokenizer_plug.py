@@ -134,11 +134,15 @@ def test_what_cannot_be_read_harms_no_other() -> None:
     assert ids_of(good_sender) == [97]
 
 
-def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error() -> None:
+@pytest.mark.parametrize("outputs", [handover.OUTPUTS, handover.CALL_OUTPUTS], ids=["ensemble", "call"])
+def test_who_takes_refusals_gets_them_as_a_tensor_and_no_error(outputs: tuple[str, ...]) -> None:
     plug = TokenizerPlug(SlowForLongTexts(max_tokens=9), KEY, max_tokens=9)
-    requests = [received({"text_input": text(word)}, outputs=list(handover.OUTPUTS)) for word in ("a", "refuse me", "")]
+    requests = [received({"text_input": text(word)}, outputs=list(outputs)) for word in ("a", "refuse me", "")]
     plug.execute([request for request, _ in requests])
-    refusals = [handover.unpack(sender.wait_end()[0].arrays()).refusal for _, sender in requests]
+    answers = [sender.wait_end()[0].arrays() for _, sender in requests]
+    assert ("refusal" in answers[0]) is (outputs is handover.OUTPUTS), "the ensemble carries a tensor in any case"
+    assert "rare_refusal" not in answers[0]
+    refusals = [handover.unpack(answer).refusal for answer in answers]
     assert refusals[0] is None
     assert isinstance(refusals[1], InvalidRequest)
     assert str(refusals[1]) == "text_input: given 'refuse me', allowed: another text"

@@ -155,6 +155,8 @@ def total_load(loads: Sequence[LoadSnapshot]) -> LoadSnapshot:
     """
     if not loads:
         return LoadSnapshot()
+    if len(loads) == 1:
+        return loads[0]
     largest = max(loads, key=lambda load: load.total_blocks * load.block_tokens)
     steps = [load.decode_step_ns for load in loads if load.decode_step_ns]
     paces = [load.prefill_token_ns for load in loads if load.prefill_token_ns]

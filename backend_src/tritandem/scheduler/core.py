@@ -331,7 +331,7 @@ class SchedulerCore:
 
     def _backlog(self, tenant: str, priority: PriorityClass, now_ns: int) -> Backlog:
         own = QueueState()
-        for one in PriorityClass if self._config.fair_share else ():
+        for one in PriorityClass if self._config.fair_share and self._queued.requests else ():
             if one <= priority and (held := self._queued_of.get((tenant, one))) is not None:
                 own = own.with_all(held)
         pace = self._pace.tokens_per_s(now_ns)
@@ -353,6 +353,8 @@ class SchedulerCore:
 
     def refusal(self, tenant: str, priority: PriorityClass, now_ns: int) -> Saturated | None:
         """That of a request of one token, before it is known how many it has. A moment old."""
+        if not self._queued.requests and self._limits.accepting:  # every request comes by here
+            return None
         return no_place(priority, 1, self._backlog(tenant, priority, now_ns), self._limits)
 
     def any_up(self) -> bool:

@@ -110,7 +110,7 @@ class BlsTokenizer:
                 parameters["tools"] = prompt.tools
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
-            requested_output_names=handover.OUTPUTS,
+            requested_output_names=handover.CALL_OUTPUTS,
             inputs=inputs,
             request_id=turn.request_id,
             parameters=parameters,

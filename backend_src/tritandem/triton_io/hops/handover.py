@@ -27,6 +27,9 @@ from .inner_key import InnerKey
 
 IDS = "input_ids"
 OUTPUTS = (IDS, TOKENIZED_NS.name, REFUSAL.name)
+# Instead of the refusal, for who can do without a tensor that says nothing; the ensemble cannot.
+RARE_REFUSAL = "rare_refusal"
+CALL_OUTPUTS = (IDS, TOKENIZED_NS.name, RARE_REFUSAL)
 FRESH_NS = 60 * 10**9  # from tokenizer to scheduler, Triton's queues included; older stamps count for nothing
 _SEALED = 3  # words of TOKENIZED_NS before the seal: two stamps, and a number that no other answer has
 _NUMBERS = itertools.count(secrets.randbits(62))  # of this process; another begins elsewhere
@@ -57,9 +60,11 @@ def pack(handed: Handover, key: InnerKey) -> dict[str, Any]:
 
 
 def unpack(arrays: MutableMapping[str, Any]) -> Handover:
-    """Of an answer to a call of our own. The ids are copied."""
-    ids, words, [text] = (arrays[name].reshape(-1) for name in OUTPUTS)
-    return Handover(np.array(ids, np.int32), int(words[0]), int(words[1]), _refusal(text))
+    """Of an answer to a call for OUTPUTS or CALL_OUTPUTS. The ids are copied."""
+    ids, words = arrays[IDS].reshape(-1), arrays[TOKENIZED_NS.name].reshape(-1)
+    told = arrays.get(RARE_REFUSAL, arrays.get(REFUSAL.name))
+    refusal = None if told is None else _refusal(told.reshape(-1)[0])
+    return Handover(np.array(ids, np.int32), int(words[0]), int(words[1]), refusal)
 
 
 def _refusal(text: bytes) -> TritandemError | None:

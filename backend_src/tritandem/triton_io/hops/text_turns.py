@@ -14,10 +14,12 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from ...contracts.requests import PriorityClass
 
 MIN_DEADLINES = 64  # fewer are kept as they are
+_CLASSES = len(PriorityClass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,11 @@ class TextTurns:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # One for each waiting text; those that `take` held back for `one_at_a_time` are counted in `_parked`. Whoever
+        # waits here wakes with the lock free and in C: with a condition it would wake to wait for the one who woke it.
+        self._signals: SimpleQueue[None] = SimpleQueue()
+        self._parked = 0
         self._of_tenant: OrderedDict[str, list[deque[_Waiting]]] = OrderedDict()  # by class; who is next stands first
         self._urgent: deque[_Waiting] = deque()
         self._deadlines: list[tuple[int, int, _Waiting]] = []
@@ -57,21 +63,21 @@ class TextTurns:
 
     def put(self, turn: Turn, run: Callable[[], None]) -> None:
         waiting = _Waiting(turn, run)
-        with self._changed:
+        with self._lock:
             classes = self._of_tenant.get(turn.tenant)
             if classes is None:
-                classes = self._of_tenant[turn.tenant] = [deque() for _ in PriorityClass]
+                classes = self._of_tenant[turn.tenant] = [deque() for _ in range(_CLASSES)]
             classes[turn.priority].append(waiting)
             if turn.deadline_ns is not None:
                 heapq.heappush(self._deadlines, (turn.deadline_ns, next(self._numbers), waiting))
             if turn.request_id:
                 self._of_id.setdefault(turn.request_id, []).append(waiting)
             self._count += 1
-            self._changed.notify()
+        self._signals.put(None)
 
     def hurry(self, request_id: str) -> None:
         """The texts of this id go next."""
-        with self._changed:
+        with self._lock:
             self._urgent.extend(self._of_id.get(request_id, ()))
 
     def one_at_a_time(self, until_ns: int | None) -> None:
@@ -80,33 +86,42 @@ class TextTurns:
 
     def take(self) -> Callable[[], None] | None:
         """Waits while there is none. `done` follows each `run` that was taken, on the same thread."""
-        with self._changed:
-            while True:
-                if not self._out or self._closed or not self._one_only():
-                    if (waiting := self._next()) is not None:
-                        self._leave(waiting)
-                        self._out += 1
-                        return waiting.run
-                    if self._closed:
-                        return None
-                self._changed.wait()
+        while True:
+            self._signals.get()
+            with self._lock:
+                if self._out and not self._closed and self._one_only():
+                    self._parked += 1
+                    continue
+                if (waiting := self._next()) is not None:
+                    self._leave(waiting)
+                    self._out += 1
+                    return waiting.run
+                assert self._closed, "a signal without a text"
+                self._signals.put(None)  # to the next thread
+                return None
 
     def done(self) -> None:
-        with self._changed:
+        with self._lock:
             self._out -= 1
             if self._one_only():
-                self._changed.notify()
+                self._unpark(1)
             elif self._one_until_ns:  # over: who waited for the other text goes on
                 self._one_until_ns = 0
-                self._changed.notify_all()
+                self._unpark(self._parked)
 
     def _one_only(self) -> bool:
         return bool(self._one_until_ns) and self._clock() < self._one_until_ns
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._unpark(self._parked)
+            self._signals.put(None)
+
+    def _unpark(self, most: int) -> None:
+        for _ in range(min(most, self._parked)):
+            self._parked -= 1
+            self._signals.put(None)
 
     def _next(self) -> _Waiting | None:
         while self._urgent:

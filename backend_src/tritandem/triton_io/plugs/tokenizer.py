@@ -28,7 +28,7 @@ from ...telemetry.registry import Registry
 from ...tokenizer import Encoded, TextTokenizer, load_tokenizer
 from ..answer.replies import FINAL, answer_each, public_error, send_error
 from ..hops import handover
-from ..hops.handover import Handover
+from ..hops.handover import RARE_REFUSAL, Handover
 from ..hops.inner_key import InnerKey, load_inner_key
 from ..hops.waiting_texts import WaitingTexts
 from ..reports.publishing import tokenizer_publisher
@@ -157,7 +157,9 @@ class _Reply:
     """The one answer to one request. Nothing here raises."""
 
     def __init__(self, sender: Any, outputs: Sequence[str], received_ns: int, key: InnerKey) -> None:
-        self._sender, self._takes_refusals, self.takes_text = sender, REFUSAL.name in outputs, TEXT in outputs
+        self._sender, self.takes_text = sender, TEXT in outputs
+        self._always = REFUSAL.name in outputs
+        self._takes_refusals = self._always or RARE_REFUSAL in outputs
         self._received_ns, self._key = received_ns, key
 
     def settle(self, done: Future[Encoded]) -> None:
@@ -183,8 +185,10 @@ class _Reply:
     def answer(self, ids: Int32Array, refusal: TritandemError | None = None, text: str = "") -> None:
         try:
             arrays = handover.pack(Handover(ids, self._received_ns, time.monotonic_ns(), refusal), self._key)
-            if not self._takes_refusals:
-                del arrays[REFUSAL.name]
+            if not self._always:
+                told = arrays.pop(REFUSAL.name)
+                if refusal is not None and self._takes_refusals:
+                    arrays[RARE_REFUSAL] = told
             if self.takes_text:
                 arrays[TEXT] = np.array([[text.encode()]], np.object_)
             tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
