@@ -17,13 +17,16 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from tritandem.config import EngineConfig
 from tritandem.contracts.stream import FinishCode
@@ -57,6 +60,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**_SHAPE, head_dim=32),
     "mistral": MistralConfig(**_SHAPE, head_dim=16, sliding_window=9),
     "phi3": Phi3Config(**_SHAPE),
+    "gpt_oss": GptOssConfig(**_SHAPE, head_dim=16, sliding_window=9, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SHAPE, head_dim=32, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+    ),
     "gemma2": Gemma2Config(
         **_SHAPE, head_dim=32, sliding_window=9, query_pre_attn_scalar=12, attn_logit_softcapping=5.0
     ),

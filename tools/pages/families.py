@@ -82,6 +82,7 @@ class Finding:
     verdict: str  # fused, served, refused, or unbuilt
     reason: str = ""  # why refused, unbuilt, or not fused
     attention: str = ""
+    experts: str = ""  # what runs them on a GPU, of a mixture of experts
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
@@ -137,7 +138,8 @@ def probe(family: str, fused: bool = False) -> Finding:
     finally:
         device_forward.log.removeHandler(notes)
     reason = notes.reason if forward.capturable else "its heads are larger than 256: dense attention, no CUDA Graphs"
-    return Finding(family, "fused" if forward.fused else "served", reason, attention)
+    verdict, experts = "fused" if forward.fused else "served", forward.experts or ""
+    return Finding(family, verdict, reason, attention, _short(experts))
 
 
 class _Notes(logging.Handler):
@@ -154,6 +156,10 @@ def _words(error: Exception) -> str:
     """One line of it, without the name of the family in front."""
     text = " ".join(str(error).split())
     text = text.partition(": ")[2] if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
+    return _short(text)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON_CHARS else f"{text[:MOST_REASON_CHARS]}..."
 
 
@@ -171,11 +177,12 @@ def tables(findings: Iterable[Finding]) -> dict[str, str]:
         f"{len(rows['served'])} on transformers' own code, {len(rows['refused'])} are refused, "
         f"{len(rows['unbuilt'])} could not be tried.",
         "fused-families": table(
-            ("family", "class", "attention"), [(*family(found), found.attention) for found in rows["fused"]]
+            ("family", "class", "attention", "experts"),
+            [(*family(found), found.attention, found.experts) for found in rows["fused"]],
         ),
         "served-families": table(
-            ("family", "class", "attention", "not fused, because"),
-            [(*family(found), found.attention, found.reason) for found in rows["served"]],
+            ("family", "class", "attention", "experts", "not fused, because"),
+            [(*family(found), found.attention, found.experts, found.reason) for found in rows["served"]],
         ),
         "refused-families": table(
             ("family", "class", "refused, because"), [(*family(found), found.reason) for found in rows["refused"]]

@@ -15,6 +15,7 @@ from ...config import EngineConfig
 from ..attention.interface import AttentionBatch, Heads
 from ..attention.registry import choose_attention
 from ..rows.state import SlotState
+from .experts.registry import use_products
 from .fused import DecodeRows, FusedDecoder
 from .linear.interface import Unfusable
 from .loader import LoadedModel
@@ -41,6 +42,9 @@ class DeviceForward:
         backend = choose_attention("cuda", config.attention, shapes, max_rows, device)
         self.capturable = backend.capturable
         self._packed = PackedForward(model, cache, backend)
+        self.experts = use_products(model) if config.compile else None  # in words what runs them, where there are any
+        if self.experts is not None:
+            log.info("the model's mixtures of experts run on %s", self.experts)
         self._fused: FusedDecoder | None = None
         attention = backend.fused()
         if config.compile and attention is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,17 +17,31 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention.interface import AttentionBatch, FusedAttention, RotaryQKV
+from .experts.registry import has_products
 from .linear.interface import How, Norm, NormedLinear, ResidualLinear, Unfusable
 from .linear.registry import normed_linear, residual_linear
 from .packed import KvCache, LayerShape
+
+
+class _FeedForward(Protocol):
+    def __call__(self, residual: torch.Tensor, delta: torch.Tensor | None, how: How) -> torch.Tensor | None:
+        """residual [T, inner] += delta, in place; what comes to it, or None where that has been added already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GatedMlp:
+    gate_up: NormedLinear
+    down: ResidualLinear
+
+    def __call__(self, residual: torch.Tensor, delta: torch.Tensor | None, how: How) -> torch.Tensor | None:
+        return self.down(self.gate_up(residual, delta, how), residual, how)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: NormedLinear  # [.., (heads + 2 * kv_heads) * dim]
     out: ResidualLinear
-    gate_up: NormedLinear
-    down: ResidualLinear
+    feed_forward: _FeedForward
     rotary: RotaryQKV
     scaling: float
     window: int | None
@@ -77,7 +91,7 @@ class FusedDecoder:
             qkv = layer.qkv(residual, delta, how)
             context = self._attend_rows(index, layer, qkv, rows, how)
             delta = layer.out(context.view(len(ids), -1), residual, how)
-            delta = layer.down(layer.gate_up(residual, delta, how), residual, how)
+            delta = layer.feed_forward(residual, delta, how)
         return self._head(residual, delta, how)
 
     def prefill(
@@ -114,7 +128,7 @@ class FusedDecoder:
             if last:  # behind its attention, only the rows whose logits are wanted matter
                 context, residual = context[logit_rows], residual[logit_rows]
             delta = layer.out(context, residual, how)
-            delta = layer.down(layer.gate_up(residual, delta, how), residual, how)
+            delta = layer.feed_forward(residual, delta, how)
         return self._head(residual, delta, How(fuse=True))
 
     def _attend_rows(
@@ -157,10 +171,6 @@ class FusedDecoder:
         _expect(
             _children(attn) >= projections and norms in (set(), {"q_norm", "k_norm"}), "its attention has other parts"
         )
-        _expect(_children(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}, "its MLP has other parts")
-        _expect(
-            isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation", "its gate is not SiLU"
-        )
         input_norm, post_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         query_norm = key_norm = None
         if norms:
@@ -170,8 +180,7 @@ class FusedDecoder:
         return _Layer(
             qkv=normed_linear([attn.q_proj, attn.k_proj, attn.v_proj], input_norm),
             out=residual_linear(attn.o_proj),
-            gate_up=normed_linear([mlp.gate_proj, mlp.up_proj], post_norm, gated=True),
-            down=residual_linear(mlp.down_proj),
+            feed_forward=_routed(mlp, post_norm) if has_products(mlp) else _gated_mlp(mlp, post_norm),
             rotary=RotaryQKV(
                 cos,
                 sin,
@@ -183,6 +192,19 @@ class FusedDecoder:
             window=shape.sliding_window,
             sink_logits=getattr(attn, "sinks", None),
         )
+
+
+def _routed(mlp: nn.Module, norm: Norm) -> _FeedForward:
+    from .experts.block import RoutedExperts  # needs the Triton language, which a CPU's torch comes without
+
+    return RoutedExperts(mlp, norm)
+
+
+def _gated_mlp(mlp: Any, norm: Norm) -> _GatedMlp:
+    _expect(_children(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}, "its MLP has other parts")
+    _expect(isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation", "its gate is not SiLU")
+    gate_up = normed_linear([mlp.gate_proj, mlp.up_proj], norm, gated=True)
+    return _GatedMlp(gate_up, residual_linear(mlp.down_proj))
 
 
 def _expect(condition: bool, otherwise: str) -> None:
@@ -210,5 +232,8 @@ def _rotary_tables(
     _expect("layer_type" not in inspect.signature(module.forward).parameters, "its rotary embedding differs by layer")
     positions = torch.arange(max_positions, device=like.device)[None]
     cos, sin = module(torch.empty((), dtype=torch.float32, device=like.device), positions)
-    _expect(cos.shape == (1, max_positions, dim), "its rotary embedding covers part of a head")
-    return cos[0].float().contiguous(), sin[0].float().contiguous()
+    cos, sin = cos[0].float(), sin[0].float()
+    if 2 * cos.shape[1] == dim and not torch.equal(*cos.chunk(2, dim=1)):  # one angle for both halves of a head
+        cos, sin = torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1)
+    _expect(cos.shape == (max_positions, dim), "its rotary embedding covers part of a head")
+    return cos.contiguous(), sin.contiguous()

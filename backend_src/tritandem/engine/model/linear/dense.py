@@ -69,9 +69,8 @@ class DenseResidual:
     """`ResidualLinear`."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Raises Unfusable for a bias."""
-        if _bias(module) is not None:
-            raise Unfusable("its output projections have a bias")
+        bias = _bias(module)
+        self._bias = bias.data if bias is not None else None
         self._weight = cast(nn.Linear, module).weight.data
         self.inner: int = self._weight.shape[1]
 
@@ -79,8 +78,8 @@ class DenseResidual:
         columns, inner = self._weight.shape
         tiles = choose_linear_tiles(x.shape[0], columns, inner, x.dtype) if how.fuse else None
         if tiles is None:
-            return F.linear(x, self._weight)
-        few_row_linear(x, self._weight, tiles, residual=residual, overlap=how.overlap)
+            return F.linear(x, self._weight, self._bias)
+        few_row_linear(x, self._weight, tiles, bias=self._bias, residual=residual, overlap=how.overlap)
         return None
 
 
