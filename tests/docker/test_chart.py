@@ -7,6 +7,7 @@ kubernetes-validate. Where they are missing the tests that need them are skipped
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tritandem.cli.server_flags import OPENAI_PORT
 from tritandem.config import CONFIG_ENV, MODEL_ENV, WatchConfig, load_config
 from tritandem.server import guardian
 from tritandem.server.health import READY_PATH
@@ -24,6 +26,7 @@ from tritandem.server.launcher import UNLOAD_S
 from tritandem.server.options import ServeOptions
 
 from tests.docker.deployment_files import CHART, adapter_rules, read_yaml
+from tests.docker.test_images import flags_of
 
 TEMPLATES = tuple(sorted((CHART / "templates").iterdir()))
 EXAMPLES = tuple(sorted(p for p in (CHART / "examples").glob("*-values.yaml") if "adapter" not in p.name))
@@ -162,10 +165,10 @@ def test_probes_ports_flags_and_variables_are_the_servers() -> None:
         "spec"
     ]
     [container] = pod["containers"]
-    options = ServeOptions(None, CHART)
+    options = ServeOptions(None, CHART, openai_port=OPENAI_PORT)
     assert [port["containerPort"] for port in container["ports"]] == list(options.ports().values())
-    for probe in ("startupProbe", "readinessProbe"):
-        assert container[probe]["httpGet"] == {"path": READY_PATH, "port": "http"}
+    assert container["startupProbe"]["httpGet"] == {"path": READY_PATH, "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "openai"}
     # Whatever hangs has been ended from within, `tritandem serve` included, before the kubelet ends the pod.
     liveness, limits = container["livenessProbe"], WatchConfig()
     assert liveness["httpGet"] == {"path": "/v2/health/live", "port": "http"}
@@ -193,7 +196,7 @@ def test_what_an_operator_adds_arrives() -> None:
     }
     objects = manifests(values)
     [container] = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert container["args"][2:] == ["--cpus", "engine=2-5"]
+    assert container["args"][-2:] == ["--cpus", "engine=2-5"]
     assert {"name": "OTEL_SERVICE_NAME", "value": "chat"} in container["env"]
     assert of_kind(objects, "NetworkPolicy")["spec"]["egress"][-1] == collector
 
@@ -239,8 +242,46 @@ def test_one_service_names_the_pods_and_another_balances_http() -> None:
     services = [o for o in manifests({"model": {"name": "smollm2"}}) if o["kind"] == "Service"]
     assert [service["spec"].get("clusterIP") for service in services] == ["None", None]
     for service in services:
-        assert {port["name"] for port in service["spec"]["ports"]} >= {"http", "grpc"}
-    assert [p["name"] for p in services[1]["spec"]["ports"]] == ["http", "grpc"]  # metrics are scraped pod by pod
+        assert {port["name"] for port in service["spec"]["ports"]} >= {"http", "grpc", "openai"}
+    assert [p["name"] for p in services[1]["spec"]["ports"]] == ["http", "grpc", "openai"]  # metrics: pod by pod
+
+
+@needs_helm
+def test_the_openai_api_has_its_names_its_keys_and_its_workers_or_is_not_there() -> None:
+    named = {"keysSecret": "keys", "models": ["llama", "gpt-4o"], "workers": 2}
+    objects = manifests({"model": {"name": "smollm2"}, "openai": named})
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    [keys] = [volume for volume in pod["volumes"] if volume["name"] == "keys"]
+    assert keys["secret"] == {"secretName": "keys"}
+    [mount] = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "keys"]
+    front = front_flags(container["args"])
+    assert front == {
+        "--openai-port": [str(OPENAI_PORT)],
+        "--openai-workers": ["2"],
+        "--openai-model": ["llama", "gpt-4o"],
+        "--openai-keys": [f"{mount}/keys.toml"],
+    }
+    assert front.keys() <= flags_of("serve")
+
+    objects = manifests({"model": {"name": "smollm2"}, "openai": {"enabled": False, "keysSecret": "keys"}})
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert front_flags(container["args"]) == {"--openai-port": ["0"]}
+    assert container["readinessProbe"]["httpGet"] == {"path": READY_PATH, "port": "http"}
+    assert "openai" not in {port["name"] for port in container["ports"]}
+    assert "keys" not in {volume["name"] for volume in pod["volumes"]}
+    services = [o for o in objects if o["kind"] == "Service"]
+    assert "openai" not in {port["name"] for service in services for port in service["spec"]["ports"]}
+
+
+def front_flags(words: list[str]) -> dict[str, list[str]]:
+    """Values of the flags `--openai-...`."""
+    found: dict[str, list[str]] = {}
+    for name, value in itertools.pairwise(words):
+        if name.startswith("--openai-"):
+            found.setdefault(name, []).append(value)
+    return found
 
 
 @needs_helm

@@ -6,17 +6,19 @@ import copy
 import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tritandem.cli.server_flags import OPENAI_PORT
 from tritandem.config import SchedulerConfig, load_config
 from tritandem.server.health import READY_PATH
 from tritandem.server.launcher import UNLOAD_S
 from tritandem.server.options import ServeOptions
 from tritandem_loadtest.locust_run import options as locust_options
 
-from tests.docker.deployment_files import COMPOSE_FILES, DOCKER, read_yaml
+from tests.docker.deployment_files import COMPOSE_FILES, DOCKER, ROOT, read_yaml
 
 SERVICES = [
     (path.name, name, service)
@@ -116,13 +118,14 @@ def test_ports_answer_this_machine_only_unless_told_otherwise() -> None:
 
 def test_published_ports_are_those_that_the_server_listens_on() -> None:
     inside = [int(resolved(port).rsplit(":", 1)[1]) for port in server()["ports"]]
-    assert inside == list(ServeOptions(None, Path()).ports().values())
+    assert inside == list(ServeOptions(None, Path(), openai_port=OPENAI_PORT).ports().values())
     assert READY_PATH in server()["healthcheck"]["test"][-1]
 
 
 def test_prometheus_scrapes_the_metrics_port_and_grafana_finds_both() -> None:
-    [scrape] = read_yaml(DOCKER / "prometheus/prometheus.yaml")["scrape_configs"]
-    assert scrape["static_configs"][0]["targets"] == [f"server:{ServeOptions(None, Path()).metrics_port}"]
+    scrapes = read_yaml(DOCKER / "prometheus/prometheus.yaml")["scrape_configs"]
+    ports = (ServeOptions(None, Path()).metrics_port, OPENAI_PORT)
+    assert [scrape["static_configs"][0]["targets"] for scrape in scrapes] == [[f"server:{port}"] for port in ports]
     grafana = read_yaml(DOCKER / "compose.yaml")["services"]["grafana"]
     mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
     [provider] = read_yaml(DOCKER / "grafana/provisioning/dashboards/tritandem.yaml")["providers"]
@@ -169,6 +172,16 @@ def test_a_stop_leaves_time_to_drain_and_to_unload() -> None:
 
 def test_shared_memory_is_raised_above_what_the_server_refuses() -> None:
     assert resolved(server()["shm_size"]) == "1gb"
+
+
+def test_the_page_to_chat_on_asks_the_api_and_fetches_nothing() -> None:
+    webui = read_yaml(DOCKER / "compose.yaml")["services"]["webui"]
+    asked = webui["environment"]
+    assert asked["OPENAI_API_BASE_URL"] == f"http://server:{OPENAI_PORT}/v1"
+    tried = runpy.run_path(str(ROOT / "tools/ecosystem/programs/with_open_webui.py"), run_name="settings")["SETTINGS"]
+    same = asked.keys() & tried.keys() - {"OPENAI_API_BASE_URL", "OPENAI_API_KEY"}
+    assert same >= {"ENABLE_OLLAMA_API", "WEBUI_AUTH", "OFFLINE_MODE", "HF_HUB_OFFLINE", "RAG_EMBEDDING_ENGINE"}
+    assert {name: asked[name] for name in same} == {name: tried[name] for name in same}
 
 
 def test_flags_of_the_load_generator_exist() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tritandem.cli.main import build_parser
+from tritandem.cli.server_flags import OPENAI_PORT
 from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV
 from tritandem.server.health import READY_PATH
 from tritandem.server.options import ServeOptions
@@ -70,7 +71,7 @@ def test_images_run_as_a_user_without_a_name_that_matters_and_from_pinned_bases(
 
 @pytest.mark.parametrize("path", SERVER_IMAGES, ids=lambda p: p.name)
 def test_server_images_expose_and_check_what_the_server_serves(path: Path) -> None:
-    options = ServeOptions(None, Path())
+    options = ServeOptions(None, Path(), openai_port=OPENAI_PORT)
     assert [int(port) for port in instructions(path, "EXPOSE")[0].split()] == list(options.ports().values())
     [check] = instructions(path, "HEALTHCHECK")
     assert f":{options.http_port}{READY_PATH}" in check

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from tritandem.contracts.errors import Outcome
+from tritandem.front.books import NAME as OPENAI_REQUESTS
 from tritandem.telemetry.families import FAMILIES, Kind
 
 from tests.docker.deployment_files import (
@@ -39,6 +40,7 @@ QUERIES = sorted(set(all_queries()))
 def published() -> dict[str, set[str]]:
     """Label names by metric name, as they appear on /metrics."""
     names: dict[str, set[str]] = {name: set(labels) for name, labels in TRITON_METRICS.items()}
+    names[OPENAI_REQUESTS] = {"endpoint", "outcome"}
     for family in FAMILIES:
         if family.kind is Kind.HISTOGRAM:
             names[f"{family.name}_bucket"] = {*family.labels, "le"}
@@ -115,6 +117,7 @@ def test_panels_do_not_overlap_and_name_a_provisioned_datasource() -> None:
 def test_every_family_that_the_code_publishes_is_on_the_dashboard() -> None:
     shown = {name for _, query in dashboard_queries() for name in METRIC.findall(query)}
     assert not {f.name for f in FAMILIES if not any(name.startswith(f.name) for name in shown)}
+    assert OPENAI_REQUESTS in shown
 
 
 def test_the_guide_names_only_what_is_published_also_in_its_table_of_vllms_names() -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 PORT = 17990
 HERE = os.path.abspath("data")
 SETTINGS = {
-    "OPENAI_API_BASE_URL": os.environ["OPENAI"],
+    "OPENAI_API_BASE_URL": os.environ.get("OPENAI", ""),
     "OPENAI_API_KEY": "none",
     "ENABLE_OLLAMA_API": "false",
     "WEBUI_AUTH": "false",
@@ -33,28 +33,36 @@ def ask(path: str, body: object = None, token: str = "") -> bytes:
         return answer.read()
 
 
-with open("open-webui.log", "w") as log:
-    command = ["bin/open-webui", "serve", "--host", "127.0.0.1", "--port", str(PORT)]
-    server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | SETTINGS)
-try:
-    for _ in range(400):
-        with suppress(OSError):
-            if json.loads(ask("/health"))["status"]:
-                break
-        assert server.poll() is None, "it did not start: open-webui.log"
-        time.sleep(0.5)
-    token = json.loads(ask("/api/v1/auths/signin", {"email": "", "password": ""}))["token"]
-    models = [one["id"] for one in json.loads(ask("/api/models", token=token))["data"]]
-    assert os.environ["MODEL"] in models, models
-    asked = {"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    whole = json.loads(ask("/api/chat/completions", {**asked, "temperature": 0, "stream": False}, token))
-    text = whole["choices"][0]["message"]["content"]
-    assert "Paris" in text, whole
-    events = ask("/api/chat/completions", {**asked, "temperature": 0, "stream": True}, token).decode().split("\n\n")
-    parts = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
-    streamed = "".join(part["choices"][0]["delta"].get("content") or "" for part in parts if part.get("choices"))
-    assert streamed == text, streamed
-finally:
-    server.terminate()
-    server.wait(30)
-print(repr(text))
+def main() -> None:
+    with open("open-webui.log", "w") as log:
+        command = ["bin/open-webui", "serve", "--host", "127.0.0.1", "--port", str(PORT)]
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | SETTINGS)
+    try:
+        for _ in range(400):
+            with suppress(OSError):
+                if json.loads(ask("/health"))["status"]:
+                    break
+            assert server.poll() is None, "it did not start: open-webui.log"
+            time.sleep(0.5)
+        token = json.loads(ask("/api/v1/auths/signin", {"email": "", "password": ""}))["token"]
+        models = [one["id"] for one in json.loads(ask("/api/models", token=token))["data"]]
+        assert os.environ["MODEL"] in models, models
+        asked = {
+            "model": os.environ["MODEL"],
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        }
+        whole = json.loads(ask("/api/chat/completions", {**asked, "temperature": 0, "stream": False}, token))
+        text = whole["choices"][0]["message"]["content"]
+        assert "Paris" in text, whole
+        events = ask("/api/chat/completions", {**asked, "temperature": 0, "stream": True}, token).decode().split("\n\n")
+        parts = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
+        streamed = "".join(part["choices"][0]["delta"].get("content") or "" for part in parts if part.get("choices"))
+        assert streamed == text, streamed
+    finally:
+        server.terminate()
+        server.wait(30)
+    print(repr(text))
+
+
+if __name__ == "__main__":
+    main()
