@@ -25,7 +25,7 @@ from .chat_turns import ChatTurns
 from .completions import CompletionShape
 from .errors import ApiError, ClientGone, draining, from_client, invalid, not_honoured
 from .exchange import Exchange, Receive, Send
-from .fields import CHAT
+from .fields import CHAT, text
 from .formats.choose import AS_IT_STANDS, NONE, Formats, plain
 from .formats.text import Reading, Text
 from .formats.turn import Turn
@@ -164,8 +164,9 @@ class App:
 
     async def _look_up(self, exchange: Exchange, lookup: Lookup) -> Outcome:
         document = parse_body(await exchange.read_body(MAX_BODY_BYTES))
-        if (model := document.get("model")) not in (None, *self._site.models):
-            raise no_model(str(model), self._site.models)
+        model = document.get("model")
+        if model is not None and text("model", model) not in self._site.models:
+            raise no_model(model, self._site.models)
         try:
             said = await lookup(self._client, document, secrets.token_hex(12), self._site.context_tokens)
         except ApiError as error:
