@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tritandem.config import PLACEMENT_ENV, Config, load_config, with_placement
 from tritandem.placement import Plan, plan_here, process_affinities
@@ -17,7 +19,9 @@ from tritandem.server import TritonServer
 from tritandem.server.health import stub_models
 
 from tests.fakes.otlp_collector import OtlpCollector, Received
+from tests.real_triton.raw_client import RawClient, number, text
 from tests.real_triton.started import demo_model, start_server
+from tools.repository import REPOSITORY
 
 pytestmark = pytest.mark.triton
 
@@ -66,6 +70,15 @@ def with_generation_config(folder: Path, values: dict[str, object]) -> Path:
     return folder
 
 
+def without_prompts(repository: Path) -> Path:
+    """The project's own, but for the parameter that leaves the prompt out of every answer."""
+    shutil.copytree(REPOSITORY, repository)
+    config = repository / "scheduler" / "config.pbtxt"
+    said = 'key: "exclude_input_in_output" value { string_value: "%s" }'
+    config.write_text(config.read_text().replace(said % "", said % "true"))
+    return repository
+
+
 @pytest.fixture(scope="module")
 def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configured]:
     cpus = sorted(os.sched_getaffinity(0))
@@ -78,7 +91,8 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configured]
         )
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         model = with_generation_config(file.parent / "model", {"do_sample": True, "temperature": 0.7})
-        with start_server(model, engine_config=file, extra_flags=TRITON_TRACES) as server:
+        repository = without_prompts(file.parent / "repository")
+        with start_server(model, repository=repository, engine_config=file, extra_flags=TRITON_TRACES) as server:
             yield Configured(server, collector, load_config(file))
 
 
@@ -140,3 +154,45 @@ def test_what_the_models_authors_recommend_holds_unless_a_request_says_otherwise
     assert configured.ask("ensemble", return_seed=True)["used_seed"] != 0
     greedy = configured.ask("scheduler", return_seed=True, sampling_parameters='{"temperature": 0}')
     assert greedy["used_seed"] == 0
+
+
+def openai_front(prompt: str, *, stream: bool = False, completion: bool = False, **more: object) -> dict[str, object]:
+    """The tensors of NVIDIA's OpenAI front (server/python/openai, `_create_trtllm_generate_request`), each [1, 1]: the
+    chat's template is applied there, and only completions say whether the prompt is repeated."""
+    arrays: dict[str, object] = {
+        "text_input": text(prompt),
+        "stream": number(stream, np.bool_),
+        "max_tokens": number(8, np.int32),
+        "top_p": number(1.0, np.float32),
+        "frequency_penalty": number(0.0, np.float32),
+        "presence_penalty": number(0.0, np.float32),
+        "temperature": number(0.0, np.float32),
+        "return_num_input_tokens": number(True, np.bool_),
+        "return_num_output_tokens": number(True, np.bool_),
+    }
+    if completion:
+        arrays["exclude_input_in_output"] = number(True, np.bool_)
+    return arrays | more
+
+
+@pytest.mark.parametrize("model", ["scheduler", "ensemble"])
+def test_nvidias_openai_front_finds_answers_without_prompts_and_their_usage(configured: Configured, model: str) -> None:
+    asked = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    client = RawClient(configured.server.grpc_url)
+
+    def texts_and_usage(arrays: dict[str, object]) -> tuple[str, set[int], int]:
+        results = client.results(model, arrays)
+        # What it reads: exactly one string in each response, and counts of UINT32.
+        strings = [result.as_numpy("text_output") for result in results]
+        assert all(one.size == 1 for one in strings)
+        prompts = {int(result.as_numpy("num_input_tokens").item()) for result in results}
+        answers = sum(int(result.as_numpy("num_output_tokens").item()) for result in results)
+        assert {result.as_numpy("num_output_tokens").dtype for result in results} == {np.dtype(np.uint32)}
+        return "".join(one.item().decode() for one in strings), prompts, answers
+
+    chat, streamed = texts_and_usage(openai_front(asked)), texts_and_usage(openai_front(asked, stream=True))
+    assert chat == streamed
+    assert chat[0].startswith("The capital of France is")
+    assert (len(chat[1]), chat[2]) == (1, 8)
+    completion = openai_front("1, 2, 3,", completion=True, stop_words=text("6", "9"), seed=number(4, np.uint64))
+    assert texts_and_usage(completion)[0] == " 4, 5, "

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import triton_python_backend_utils as pb_utils
 from tritandem.contracts.answers import Chunk, Stamps, TokenLogprob
-from tritandem.contracts.errors import InvalidRequest, Outcome
+from tritandem.contracts.errors import ConfigError, InvalidRequest, Outcome
 from tritandem.contracts.requests import GenerationRequest
 from tritandem.contracts.stream import FinishReason
 from tritandem.triton_io.answer.sinks import TritonSink
 from tritandem.triton_io.request.decoder import ReturnOptions, complete, decode
-from tritandem.triton_io.request.dialects import take_dialect
+from tritandem.triton_io.request.dialects import exclude_input, take_dialect
 from tritandem.triton_io.request.prompt_source import read_parameters
 from tritandem.triton_io.request.tensor_values import Inputs
 from tritandem.triton_io.stub_2_51.finished_calls import FinishedCalls
@@ -179,3 +179,15 @@ def test_a_prompt_of_two_names_is_refused() -> None:
     for both in (("vllm_text", "text_input"), ("vllm_text", "bls_text")):
         with pytest.raises(InvalidRequest, match="text_input: given 'two prompts', allowed: one"):
             take_dialect({name: text("hi") for name in both})
+
+
+@pytest.mark.parametrize(
+    ("parameter", "meant"), [("", "streams"), ("true", "all"), ("True ", "all"), ("false", "none")], ids=repr
+)
+def test_the_parameter_of_the_model_goes_before_the_setting(parameter: str, meant: str) -> None:
+    assert exclude_input(parameter, "streams") == meant
+
+
+def test_a_parameter_of_the_model_that_says_neither_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exclude_input_in_output: given 'yes', allowed: true, false or nothing"):
+        exclude_input("yes", "streams")

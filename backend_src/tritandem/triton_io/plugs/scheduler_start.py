@@ -31,6 +31,7 @@ from ..reports.publishing import scheduler_publisher
 from ..reports.request_spans import RequestSpans
 from ..reports.timed_text import TimedTextStreams
 from ..request.decoder import ModelLimits
+from ..request.dialects import EXCLUDE_INPUT, exclude_input
 from ..stub_2_51.finished_calls import FinishedCalls
 from ..stub_2_51.stream_gate import StreamGate
 from .placing import place_process
@@ -82,7 +83,7 @@ def start(process: Process) -> WatchedPlug:
         key=key,
         drain_key=os.environ.get(DRAIN_KEY_ENV, ""),
         send_times=observer.send if telemetry.metrics else None,
-        exclude_input=config.scheduler.exclude_input_in_output,
+        exclude_input=exclude_input(process.parameter(EXCLUDE_INPUT), config.scheduler.exclude_input_in_output),
         block_tokens=config.engine.block_tokens,
     )
     return process.watched(plug)

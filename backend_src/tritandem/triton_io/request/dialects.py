@@ -10,7 +10,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...contracts.errors import InvalidRequest
+from ...contracts.errors import ConfigError, InvalidRequest
+
+EXCLUDE_INPUT = "exclude_input_in_output"  # an input, a parameter of config.pbtxt and a setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,11 @@ def take_dialect(arrays: MutableMapping[str, Any]) -> Dialect:
                 raise InvalidRequest(public, "two prompts", "one")
             arrays[public], found = arrays.pop(name), dialect
     return found
+
+
+def exclude_input(parameter: str, setting: str) -> str:
+    """Which answers leave the prompt out: what config.pbtxt says goes before the setting. Raises ConfigError."""
+    meant = {"": setting, "true": "all", "false": "none"}.get(parameter.strip().lower())
+    if meant is None:
+        raise ConfigError(f"config.pbtxt: {EXCLUDE_INPUT}: given {parameter!r}, allowed: true, false or nothing")
+    return meant
