@@ -38,8 +38,9 @@ SUB_ROOMS: dict[str, dict[str, int]] = {
     "engine": {
         "step": 0,
         "prefetch_kernels": 0,
-        "host": 1,
+        "structure": 1,
         "attention": 1,
+        "host": 2,
         "rows": 2,
         "sampling": 3,
         "model": 3,

@@ -99,6 +99,7 @@ class InstantRunner:
         blocks = 1 + ROWS * (1 + CONTEXT_TOKENS // BLOCK_TOKENS)
         prefill = (8192, 8192, ((ROWS, 8192),))
         self.spec = RunnerSpec("none", ROWS, blocks, BLOCK_TOKENS, CONTEXT_TOKENS, *prefill, VOCABULARY, 0)
+        self.masks = np.zeros((0, 0), np.int32)
         self._left = np.zeros(ROWS, np.int64)
         self._unread: deque[StepResult] = deque()
 
@@ -110,6 +111,9 @@ class InstantRunner:
         finish = np.where(self._left[slots] == 0, FinishCode.LENGTH, FinishCode.RUNNING).astype(np.uint8)
         now_ns = time.monotonic_ns()
         self._unread.append(StepResult(plan.step_id, slots, np.ones_like(slots), finish, now_ns, now_ns))
+
+    def masks_ready(self, step_id: int) -> None:
+        """Nothing waits."""
 
     def collect(self, wait: bool) -> StepResult | None:
         return self._unread.popleft() if self._unread else None

@@ -18,7 +18,7 @@ from .requests import EngineRequest
 class FinishReason(str, Enum):
     """The public `finish_reason`."""
 
-    STOP = "stop"  # end token, stop token or stop word
+    STOP = "stop"  # end token, stop token or stop word, or the structure asked for is complete
     LENGTH = "length"  # max_tokens or the context window
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -32,6 +32,7 @@ class FinishCode(IntEnum):
     LENGTH = 2
     CANCELLED = 3
     ERROR = 4
+    COMPLETE = 5  # the structure asked for is complete; the last token is part of it, no end token
 
     @property
     def reason(self) -> FinishReason:
@@ -40,7 +41,11 @@ class FinishCode(IntEnum):
 
 
 _REASON_OF_CODE: dict[FinishCode, FinishReason] = {
-    code: FinishReason[code.name] for code in FinishCode if code is not FinishCode.RUNNING
+    FinishCode.STOP: FinishReason.STOP,
+    FinishCode.LENGTH: FinishReason.LENGTH,
+    FinishCode.CANCELLED: FinishReason.CANCELLED,
+    FinishCode.ERROR: FinishReason.ERROR,
+    FinishCode.COMPLETE: FinishReason.STOP,
 }
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from ..config import EngineConfig
@@ -21,6 +22,7 @@ from ..telemetry.step_meter import StepMeter
 from .host.core import EngineCore
 from .host.outbox import Outbox
 from .host.validation import validate
+from .structure.preparing import OpenVocabulary, Prepared, Preparer
 from .step import Runner
 
 MAX_LIVE_SEQUENCES = 16384
@@ -40,13 +42,17 @@ class EngineService:
         prefix_cache: bool = True,
         meter: StepMeter | None = None,
         in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
+        preparer: Preparer | None = None,
     ) -> None:
-        self._in_step = in_step
+        """`preparer`: of structured answers; None: there are none. It is closed here."""
+        self._in_step, self._preparer, self._meter = in_step, preparer, meter
         self.spec = runner.spec
         self._outbox = Outbox()
         self._core = EngineCore(runner, self._outbox, prefix_cache, meter)
         self._mail = threading.Condition()
-        self._added: list[tuple[EngineRequest, int]] = []
+        self._added: list[tuple[EngineRequest, int, Prepared | None]] = []
+        self._preparing: set[int] = set()  # whose grammar is being compiled
+        self._cancelled_early: set[int] = set()  # of these
         self._cancelled: list[int] = []
         self._live_ids: set[int] = set()
         self._load = self._core.load()
@@ -67,7 +73,11 @@ class EngineService:
     def cancel(self, seq_ids: Sequence[int]) -> None:
         """Ask for an early end; the sequence's last row says CANCELLED. Unknown ids are ignored."""
         with self._mail:
-            self._cancelled.extend(seq_ids)
+            for seq_id in seq_ids:
+                if seq_id in self._preparing:
+                    self._cancelled_early.add(seq_id)
+                else:
+                    self._cancelled.append(seq_id)
             self._mail.notify_all()
 
     def load(self) -> LoadSnapshot:
@@ -108,9 +118,25 @@ class EngineService:
             validate(request, self.spec)
         except InvalidRequest as error:
             return error
+        if request.grammar is not None and self._preparer is None:
+            return InvalidRequest("structured_outputs", "a grammar", "none: this engine has no structured output")
         self._live_ids.add(request.seq_id)
-        self._added.append((request, accepted_ns))
+        if request.grammar is None or self._preparer is None:
+            self._added.append((request, accepted_ns, None))
+        else:
+            self._preparing.add(request.seq_id)
+            self._preparer.prepare(request.grammar, partial(self._prepared, request, accepted_ns))
         return None
+
+    def _prepared(self, request: EngineRequest, accepted_ns: int, prepared: Prepared) -> None:
+        """The core hears of a structured answer once its grammar is compiled, or could not be. Any thread."""
+        with self._mail:
+            self._preparing.remove(request.seq_id)
+            self._added.append((request, accepted_ns, prepared))
+            if request.seq_id in self._cancelled_early:
+                self._cancelled_early.remove(request.seq_id)
+                self._cancelled.append(request.seq_id)
+            self._mail.notify_all()
 
     # -- the core's thread ---------------------------------------------------------------------------
 
@@ -126,6 +152,8 @@ class EngineService:
                 log.exception("the engine's step failed")
                 core.fail_all(f"{type(error).__name__}: {error}")
             self._load = core.load()
+        if self._preparer is not None:
+            self._preparer.close()
         self._read_mail()  # whatever was accepted gets its end
         core.cancel(core.live_ids())
         core.runner.close()
@@ -149,8 +177,15 @@ class EngineService:
         with self._mail:
             added, self._added = self._added, []
             cancelled, self._cancelled = self._cancelled, []
-        for request, accepted_ns in added:
-            self._core.add(request, accepted_ns)
+        for request, accepted_ns, prepared in added:
+            if prepared is None:
+                self._core.add(request, accepted_ns)
+            elif prepared.error is not None:
+                self._core.refuse(request, accepted_ns, str(prepared.error))
+            else:
+                if self._meter is not None and prepared.compile_ns:
+                    self._meter.grammar_compile.note(prepared.compile_ns)
+                self._core.add(request, accepted_ns, prepared.matcher)
         self._core.cancel(cancelled)
 
     def _has_work(self) -> bool:
@@ -163,8 +198,10 @@ def build_engine(
     on_progress: Callable[[str], None],
     meter: StepMeter | None = None,
     in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
+    open_vocabulary: OpenVocabulary | None = None,
 ) -> EngineService:
-    """Load a model and start its engine, which notes its steps in `meter`. Raises ConfigError with the reason."""
+    """Load a model and start its engine, which notes its steps in `meter`. `open_vocabulary` reads the model's
+    tokenizer for structured answers. Raises ConfigError with the reason."""
     # Imported here: the service itself needs no torch.
     from .model.loader import load_model, resolve_device
     from .runners.cpu_threads import limit_threads
@@ -183,4 +220,7 @@ def build_engine(
         from .runners.cpu import CpuRunner
 
         runner = CpuRunner(loaded, config, meter)
-    return EngineService(runner, config.prefix_cache, meter, in_step)
+    preparer = None
+    if open_vocabulary is not None and not on_cuda:
+        preparer = Preparer(open_vocabulary, runner.spec.vocab_size)
+    return EngineService(runner, config.prefix_cache, meter, in_step, preparer)

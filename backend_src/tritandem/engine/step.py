@@ -17,6 +17,9 @@ from ..contracts.fields import SamplingParams
 # Features with tables beside the rows.
 PENALISED, BAD_WORDS = "penalised", "bad_words"
 LOGIT_BIAS, ALLOWED_TOKENS = "logit_bias", "allowed_token_ids"
+STRUCTURED = "structured"  # the host says step by step which tokens the structure of a row's answer allows
+# What a row says of its structure.
+FREE, MASKED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class SlotInit:
     output_ids: Int32Array  # [m], usually empty
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    structure: int = FREE
 
     @property
     def rare(self) -> bool:
@@ -89,6 +93,13 @@ class StepPlan:
     decode_slots: Sequence[int] = ()
     features: SamplingFeatures = field(default_factory=SamplingFeatures)
 
+    @property
+    def masked_slots(self) -> tuple[int, ...]:
+        """Those whose next token may depend on a mask of the host's; () where no row of the step does."""
+        if STRUCTURED not in self.features.asked:
+            return ()
+        return (*(chunk.slot for chunk in self.prefill if chunk.last), *self.decode_slots)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -132,6 +143,11 @@ class RunnerSpec:
         return stretched_tokens(self.interleaved_prefill_tokens, self.prefill_tokens_per_step)
 
 
+def mask_words(vocab_size: int) -> int:
+    """int32 words of a mask over the vocabulary, a bit a token: as many as make rows of whole 16 bytes."""
+    return -(-vocab_size // 128) * 4
+
+
 def stretched_tokens(interleaved_tokens: int, tokens_per_step: int) -> int:
     """What a step beside few running sequences may prefill when that ends a prompt: an eighth more than usual."""
     return min(tokens_per_step, interleaved_tokens * 9 // 8)
@@ -146,10 +162,15 @@ class Runner(Protocol):
     """Executes steps in launch order; used by the core's thread only."""
 
     spec: RunnerSpec
+    masks: Int32Array  # [slots, mask_words] in host memory, written by the core: bit i set: token i is allowed
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Raises StepFailed when this step could not run; earlier steps are unaffected, and rows that
         decode are as they were, while a prompt that ended may have had its first token chosen."""
+
+    def masks_ready(self, step_id: int) -> None:
+        """The rows in `masks` of this step's `masked_slots` hold what its tokens depend on: it may choose them. A step
+        waits for this where it has such slots and was launched behind another; the others were ready before."""
 
     def collect(self, wait: bool) -> StepResult | None:
         """The oldest uncollected result; None if none is ready (wait=False) or none is pending."""

@@ -87,6 +87,7 @@ CLIENT_GONE = Ending(Outcome.CANCELLED, error=RequestCancelled("the client close
 
 _OF_ENGINE = {
     FinishCode.STOP: STOP_WORD_AT_END,
+    FinishCode.COMPLETE: STOP_WORD_AT_END,
     FinishCode.LENGTH: Ending(Outcome.COMPLETED, reason=FinishReason.LENGTH, engine_knows=True),
 }
 

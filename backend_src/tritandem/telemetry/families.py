@@ -106,6 +106,12 @@ DECODE_STEP = _seconds("decode_step", "One step without prefill, on the device",
 STEP_IDLE = _seconds(
     "engine_idle_gap", "Device idle between two steps while work waited", "engine", buckets=SHORT_BUCKETS_S
 )
+GRAMMAR_COMPILE = _seconds(
+    "grammar_compile", "Compiling the grammar of a structured answer", "engine", buckets=SHORT_BUCKETS_S
+)
+GRAMMAR_MASKS = _seconds(
+    "grammar_masks", "Writing the masks of one step's structured answers", "engine", buckets=SHORT_BUCKETS_S
+)
 STAGING_BYTES = _counter("staging_bytes", "Bytes moved between host and device by kind of memory", "engine", "kind")
 GPU_UTILISATION = _gauge("gpu_utilization", "Share of time in which some kernel ran", "engine", "gpu_uuid")
 GPU_SM_ACTIVITY = _gauge("gpu_sm_activity", "Share of the multiprocessors that were busy", "engine", "gpu_uuid")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .duration_counts import DurationCounts
-from .families import DECODE_STEP, GRAPH_LAUNCH, STEP_IDLE
+from .families import DECODE_STEP, GRAMMAR_COMPILE, GRAMMAR_MASKS, GRAPH_LAUNCH, STEP_IDLE
 
 
 class StepMeter:
@@ -20,6 +20,8 @@ class StepMeter:
         self.busy = False
         self.decode_step = DurationCounts(DECODE_STEP, engine=engine)
         self.idle_gap = DurationCounts(STEP_IDLE, engine=engine)
+        self.grammar_compile = DurationCounts(GRAMMAR_COMPILE, engine=engine)
+        self.grammar_masks = DurationCounts(GRAMMAR_MASKS, engine=engine)
         self.gpu_uuid = ""  # as nvidia-smi writes it; "" on a CPU
         self.staged_bytes: Callable[[], Mapping[str, int]] = dict  # totals by kind of memory; any thread
         self._decode_launch = DurationCounts(GRAPH_LAUNCH, engine=engine, phase="decode")
@@ -31,4 +33,5 @@ class StepMeter:
         (self._prefill_launch if prefills else self._decode_launch).note(duration_ns)
 
     def histograms(self) -> tuple[DurationCounts, ...]:
-        return self.decode_step, self.idle_gap, self._decode_launch, self._prefill_launch
+        steps = self.decode_step, self.idle_gap, self._decode_launch, self._prefill_launch
+        return (*steps, self.grammar_compile, self.grammar_masks)

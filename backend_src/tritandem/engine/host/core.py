@@ -14,16 +14,22 @@ from dataclasses import dataclass
 
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, LoadSnapshot
+from ...grammar import Matcher
 from ...telemetry.step_meter import StepMeter
 from ..step import GREEDY, PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
 from . import batcher
 from .batcher import BatchState, Budget, Decision
+from .masks import Lost, MaskServer
 from .outbox import Outbox
 from .pace import Pace
 from .residency import Residency
 from .sequence import NO_SLOT, SequenceState
 
 RESERVE_BLOCKS = 8
+
+_BROKEN = "the model's logits are not finite"
+_NO_CHOICE = "what the structure allows next, the model's logits or the request's other fields forbid"
+_NOT_ALLOWED = "a token was chosen that the structure does not allow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class _Launched:
     prefilling: list[SequenceState]  # whose prompt goes on: without a result
     prefill_tokens: int
     launched_ns: int
+    step_id: int
 
 
 class EngineCore:
@@ -66,21 +73,27 @@ class EngineCore:
         self._waiting_tokens = 0
         self._pace = Pace()
         self._meter, self._now_ns = meter, now_ns
+        self._masks = MaskServer(runner, meter)
         self._arrivals = self._steps = self._preemptions = 0
         self._prompt_tokens = self._output_tokens = 0
 
     # -- requests ------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, accepted_ns: int) -> None:
-        """Queue a sequence that the service has found valid."""
+    def add(self, request: EngineRequest, accepted_ns: int, structure: Matcher | None = None) -> None:
+        """Queue a sequence that the service has found valid; `structure` is its own, at its beginning."""
         assert request.seq_id not in self._live, "an id that is in use"
         tokens = len(request.prompt_ids)
         limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
-        sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals)
+        sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals, structure=structure)
         self._arrivals += 1
         self._waiting_tokens += tokens
         self._live[request.seq_id] = sequence
         self.waiting.append(sequence)
+
+    def refuse(self, request: EngineRequest, accepted_ns: int, message: str) -> None:
+        """A sequence that cannot begin ends with this error."""
+        self.add(request, accepted_ns)
+        self._end_all([self._live[request.seq_id]], FinishCode.ERROR, message)
 
     def cancel(self, seq_ids: Iterable[int]) -> None:
         """End sequences early; unknown ids are ignored."""
@@ -88,6 +101,7 @@ class EngineCore:
 
     def fail_all(self, message: str) -> None:
         """End every sequence: the runner or the core itself broke."""
+        self._masks.give_up()
         self._end_all(list(self._live.values()), FinishCode.ERROR, message)
 
     def live_ids(self) -> list[int]:
@@ -105,6 +119,7 @@ class EngineCore:
         wait = not launched or self.runner.pending() > ahead
         while (result := self._collect(wait)) is not None:
             self._apply(result, self._in_flight.popleft())
+            self._serve_masks()
             wait = False
 
     def launch_due_ns(self, arrivals: bool) -> int:
@@ -118,6 +133,8 @@ class EngineCore:
 
     def _launch_next(self) -> bool:
         """Plan and launch one step; False when nothing can be launched before results are read."""
+        if self._masks.waited_for:
+            return False
         decision = batcher.plan(self._batch_state(), self.budget)
         while decision.preempt is not None:
             self._preempt(decision.preempt)
@@ -126,7 +143,9 @@ class EngineCore:
         if step is None:
             return False
         launched_ns = self._now_ns()
+        behind = bool(self._in_flight)
         try:
+            lost = self._masks.before_launch(step, self.running, behind)
             self.runner.launch(step)
         except Exception as error:  # whatever broke, it must cost the sequences of this step at most
             self._step_failed(step, error)
@@ -138,6 +157,8 @@ class EngineCore:
         if self._meter is not None:
             self._meter.launched(taken_ns, bool(step.prefill))
         self._step_launched(decision, step, prefill_tokens, launched_ns)
+        self._masks.launched(step, behind)
+        self._lose(lost)
         return True
 
     def _batch_state(self) -> BatchState:
@@ -209,7 +230,7 @@ class EngineCore:
             sequence.stored += 1
             sequence.promised += 1
         rows += decision.decode
-        self._in_flight.append(_Launched(rows, prefilling, prefill_tokens, launched_ns))
+        self._in_flight.append(_Launched(rows, prefilling, prefill_tokens, launched_ns, step.step_id))
         if self._suspects:
             self._suspects.popleft()
 
@@ -232,7 +253,16 @@ class EngineCore:
                 self._in_flight.popleft()
                 self.residency.pool.forget_all()
                 self._end_all(lost, FinishCode.ERROR, str(error))
+                self._serve_masks()
         return None
+
+    def _serve_masks(self) -> None:
+        if self._in_flight and self._masks.waited_for:
+            self._lose(self._masks.serve(self._in_flight[0].step_id, self.running))
+
+    def _lose(self, lost: Lost) -> None:
+        for sequence, message in lost:
+            self._end_all([sequence], FinishCode.ERROR, message)
 
     def _apply(self, result: StepResult, launched: _Launched) -> None:
         """Hand new tokens to their sequences and end those that finished."""
@@ -253,7 +283,8 @@ class EngineCore:
                 sequence.latest_token_ns = result.finished_ns
                 sequence.first_token_ns = sequence.first_token_ns or result.finished_ns
                 if not sequence.plain:
-                    _keep_logprobs(sequence, result, row)
+                    sequence.keep_logprobs(result, row)
+                    code = sequence.follow(token, code)
                 if sequence.stored >= (sequence.registered_blocks + 1) * block_tokens:
                     self.residency.register_blocks(sequence)
                 changed.append(sequence)
@@ -261,7 +292,7 @@ class EngineCore:
                     ended.append((sequence, FinishCode(code)))
             self._output_tokens += len(changed)
             for sequence, finish in ended:
-                self._end(sequence, finish)
+                self._end(sequence, finish, _NOT_ALLOWED if finish == FinishCode.ERROR else "")
             self.outbox.publish([*changed, *self._end_broken(broken)], self.load())
 
     def _end_broken(self, broken: list[SequenceState]) -> list[SequenceState]:
@@ -274,7 +305,7 @@ class EngineCore:
                 sequence.takes_cached = False
                 self._preempt(sequence)
             else:
-                self._end(sequence, FinishCode.ERROR, "the model's logits are not finite")
+                self._end(sequence, FinishCode.ERROR, _BROKEN if sequence.structure is None else _NO_CHOICE)
         return ended
 
     def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:
@@ -349,16 +380,6 @@ class EngineCore:
         assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert set(self._live.values()) == {*self.running, *self.waiting}, "a sequence was lost"
         assert self._waiting_tokens == sum(s.known_tokens for s in self.waiting), "waiting tokens are miscounted"
-
-
-def _keep_logprobs(sequence: SequenceState, result: StepResult, row: int) -> None:
-    count = sequence.request.sampling.logprobs
-    if count is None:
-        return
-    assert result.logprobs is not None
-    sequence.logprobs.append(float(result.logprobs[row]))
-    if count and result.top_ids is not None and result.top_logprobs is not None:
-        sequence.top.append((result.top_ids[row, :count], result.top_logprobs[row, :count]))
 
 
 def features_of(sequences: list[SequenceState]) -> SamplingFeatures:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ...contracts.arrays import Int32Array
-from ..step import RunnerSpec, SlotInit
+from ..step import FREE, MASKED, RunnerSpec, SlotInit
 from .batcher import Admission, Candidate
 from .kv_blocks import BlockPool
 from .sequence import NO_SLOT, SequenceState
@@ -119,6 +119,7 @@ class Residency:
                 output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
                 logit_bias=request.logit_bias,
                 allowed_token_ids=request.allowed_token_ids,
+                structure=FREE if sequence.structure is None else MASKED,
             )
         )
         self.changes.add_blocks(sequence.slot, 0, sequence.blocks)

@@ -14,7 +14,8 @@ import numpy as np
 from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS
+from ...grammar import Matcher
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, StepResult
 from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1
@@ -31,6 +32,7 @@ class SequenceState:
     output_budget: int  # output tokens at most, the context's end included
     accepted_ns: int
     arrival: int  # order of acceptance; the newest is preempted first
+    structure: Matcher | None = None  # what `output_ids` have left of the structure asked for
 
     slot: int = NO_SLOT
     blocks: list[int] = field(default_factory=list)
@@ -65,6 +67,8 @@ class SequenceState:
             ALLOWED_TOKENS: request.allowed_token_ids,
         }
         self.features = sampling.features.union(name for name, listed in lists.items() if listed)
+        if self.structure is not None:
+            self.features |= {STRUCTURED}
         self.plain = not self.features and sampling.logprobs is None
 
     @property
@@ -88,6 +92,29 @@ class SequenceState:
     def decodable(self) -> bool:
         """The next launched step may decode it."""
         return self.stored >= self.prefill_tokens and self.promised < self.output_budget
+
+    def follow(self, token: int, code: int) -> int:
+        """Take a token that was chosen with finish code `code` into the structure; the code that it ends with."""
+        if self.structure is None or code == FinishCode.STOP:
+            return code
+        if token in self.structure.vocabulary.end_ids:  # though the request names no end tokens
+            return FinishCode.STOP
+        if not self.structure.accept(token):
+            return FinishCode.ERROR
+        return FinishCode.COMPLETE if self.structure.is_over() else code
+
+    def keep_logprobs(self, result: StepResult, row: int) -> None:
+        """Those of its newest token, where asked for."""
+        count = self.request.sampling.logprobs
+        if count is None:
+            return
+        assert result.logprobs is not None
+        self.logprobs.append(float(result.logprobs[row]))
+        if count and result.top_ids is not None and result.top_logprobs is not None:
+            ids, values = result.top_ids[row, :count], result.top_logprobs[row, :count]
+            if self.structure is not None:  # fewer may be allowed than were asked for
+                count = int(np.isfinite(values).sum())
+            self.top.append((ids[:count], values[:count]))
 
     def ids_between(self, start: int, end: int) -> Int32Array:
         """Known tokens [start, end) of prompt and output."""

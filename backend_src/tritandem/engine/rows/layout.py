@@ -46,6 +46,7 @@ STATE = (
 # What the request asked for: fields of SamplingParams, as the table of sampling fields says.
 SAMPLING = tuple(RowField(name, facts.row) for name, facts in FIELDS_OF_SAMPLING.items() if facts.row)
 LISTS = (
+    RowField("structure", "i"),  # FREE or MASKED
     RowField("bad_word_count", "i"),  # rows of `SlotState.bad_words` that are this sequence's
     RowField("bias_count", "i"),  # likewise of `bias_ids` and `bias_values`
     RowField("allowed_count", "i"),  # 0: all tokens are allowed, whatever `allowed_ids` holds
@@ -75,6 +76,7 @@ def pack_row(into: bytearray, at: int, init: SlotInit, max_context_tokens: int) 
         "remaining": output_budget(sampling.max_tokens, len(init.prompt_ids), max_context_tokens) - outputs,
         "produced": outputs,
         "finished": 0,
+        "structure": init.structure,
         "bad_word_count": len(init.bad_words),
         "bias_count": len(init.logit_bias),
         "allowed_count": len(init.allowed_token_ids),

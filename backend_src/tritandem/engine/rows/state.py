@@ -15,7 +15,7 @@ import torch
 
 from ...contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from ...contracts.stream import FinishCode
-from ..step import PENALISED, SlotInit
+from ..step import PENALISED, SlotInit, mask_words
 from .layout import FIELDS, OFFSETS, ROW_WORDS, WORD_BYTES, pack_row, padded_left
 
 _TORCH_TYPES = {"i": torch.int32, "f": torch.float32, "q": torch.int64}
@@ -56,13 +56,24 @@ class SlotState:
     bias_ids: torch.Tensor  # int64 [N + 1, MAX_LOGIT_BIAS]
     bias_values: torch.Tensor  # float32, likewise
     allowed_ids: torch.Tensor  # int64 [N + 1, MAX_ALLOWED_TOKEN_IDS] behind the row's own stands its first again
+    masks: torch.Tensor  # int32 [N + 1, mask_words] in host memory, a bit a token; of rows that are MASKED
     vocab_size: int
     penalties: PenaltyTables | None = None  # exists once a penalty was used
     _views: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def empty(cls, num_slots: int, max_blocks: int, vocab_size: int, device: torch.device | str) -> SlotState:
+    def empty(
+        cls,
+        num_slots: int,
+        max_blocks: int,
+        vocab_size: int,
+        device: torch.device | str,
+        masks: torch.Tensor | None = None,
+    ) -> SlotState:
+        """`masks`: memory that a device other than the CPU can read."""
         rows = num_slots + 1
+        if masks is None:
+            masks = torch.zeros((rows, mask_words(vocab_size)), dtype=torch.int32)
         state = cls(
             words=torch.zeros((rows, ROW_WORDS), dtype=torch.int32, device=device),
             block_table=torch.zeros((rows, max_blocks), dtype=torch.int32, device=device),
@@ -70,6 +81,7 @@ class SlotState:
             bias_ids=torch.zeros((rows, MAX_LOGIT_BIAS), dtype=torch.int64, device=device),
             bias_values=torch.zeros((rows, MAX_LOGIT_BIAS), dtype=torch.float32, device=device),
             allowed_ids=torch.zeros((rows, MAX_ALLOWED_TOKEN_IDS), dtype=torch.int64, device=device),
+            masks=masks,
             vocab_size=vocab_size,
         )
         state.finished.fill_(1)

@@ -56,6 +56,7 @@ class CpuRunner:
         self._forward = PackedForward(loaded.model, cache, backend)
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
         self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")
+        self.masks = self._slots.masks.numpy()
         self._results: deque[StepResult] = deque()
         self._meter, self._finished_ns = meter, 0
 
@@ -68,6 +69,9 @@ class CpuRunner:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             raise StepFailed(str(error), [*(chunk.slot for chunk in plan.prefill), *plan.decode_slots]) from error
         self._finished_ns = self._results[-1].finished_ns
+
+    def masks_ready(self, step_id: int) -> None:
+        """Nothing waits: a step is launched behind none."""
 
     def collect(self, wait: bool) -> StepResult | None:
         return self._results.popleft() if self._results else None

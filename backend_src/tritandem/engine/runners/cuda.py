@@ -61,6 +61,7 @@ class CudaRunner:
         except torch.OutOfMemoryError as error:
             raise ConfigError(f"the model does not fit the memory of {loaded.model.device}: {error}") from error
         self.spec = self.device.spec
+        self.masks = self.device.state.masks.numpy()
         self._told_rows: tuple[int, ...] = ()
         self._record = 0  # of the newest report that was launched
         self._in_flight: deque[_InFlight] = deque()
@@ -97,6 +98,9 @@ class CudaRunner:
         first = self._record + 1
         self._record += len(program.records)
         self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, first, program.records, plan.features, gap))
+
+    def masks_ready(self, step_id: int) -> None:
+        """There are none yet: an engine on CUDA refuses structured answers."""
 
     def collect(self, wait: bool) -> StepResult | None:
         if self._read:

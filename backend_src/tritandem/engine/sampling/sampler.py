@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..rows.state import SlotState
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, PENALISED, SamplingFeatures
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, PENALISED, STRUCTURED, SamplingFeatures
 from .allowed_tokens import keep_allowed
 from .bad_words import mask_bad_words
 from .end_tokens import mask_end_tokens
@@ -20,6 +20,7 @@ from .filters import filter_draw
 from .logit_bias import add_bias
 from .noise import gumbel_noise
 from .penalties import penalise
+from .structure import keep_structure
 
 # (scores float32 [R, V], rows int64 [R], state) -> scores
 Change = Callable[[torch.Tensor, torch.Tensor, SlotState], torch.Tensor]
@@ -39,7 +40,8 @@ DRAW: tuple[tuple[str, Change], ...] = (("filtered", filter_draw),)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """R rows. Log-probabilities are log-softmax of the raw logits, before bias, penalties and temperature."""
+    """R rows. Log-probabilities are log-softmax of the raw logits, before bias, penalties and temperature, over what a
+    structure allows: as vLLM reports them."""
 
     tokens: torch.Tensor  # int64 [R]
     broken: torch.Tensor  # bool [R] no token can be chosen: its score is not finite
@@ -51,6 +53,8 @@ class Sampled:
 def sample(logits: torch.Tensor, rows: torch.Tensor, state: SlotState, features: SamplingFeatures) -> Sampled:
     """The next token of each row. `logits`: float32 [R, V] (not changed), `rows`: int64 [R] slots."""
     asked = features.asked | {EVERY}
+    if STRUCTURED in asked:
+        logits = keep_structure(logits, rows, state)
     scores = logits
     for name, change in CHOICE:
         scores = change(scores, rows, state) if name in asked else scores

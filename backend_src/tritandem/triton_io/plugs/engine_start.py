@@ -12,9 +12,11 @@ import triton_python_backend_utils as pb_utils
 from ...config import model_folder_from_environment
 from ...engine.model.loader import resolve_device
 from ...engine.service import CORE_THREAD, build_engine
+from ...grammar import Vocabulary
 from ...machine.device import Device
 from ...placement import ENGINE, plan_here, settle
 from ...telemetry.step_meter import StepMeter
+from ...tokenizer.files.source import read_source
 from ..hops.inner_key import load_inner_key
 from ..reports.publishing import engine_publisher
 from .engine import EnginePlug
@@ -33,12 +35,19 @@ def start(process: Process) -> WatchedPlug:
     threads = settings.engine.threads or plan.shares[ENGINE].threads
     config = dataclasses.replace(settings.engine, device=device, threads=threads)
     meter = StepMeter(name)
+    model = model_folder_from_environment()
+
+    def open_vocabulary(rows: int) -> Vocabulary:
+        source = read_source(model)
+        return Vocabulary(source.json_text, rows, source.end_ids)
+
     service = build_engine(
-        model_folder_from_environment(),
+        model,
         config,
         lambda message: pb_utils.Logger.log_info(f"{name}: {message}"),
         meter=meter if settings.telemetry.metrics else None,
         in_step=process.busy("a step on the device", settings.watch.step_s),
+        open_vocabulary=open_vocabulary,
     )
     place_engine(plan, launching=CORE_THREAD)
     publisher = engine_publisher(settings.telemetry, meter)

@@ -1,0 +1,83 @@
+"""Masks of launched steps: what the structures of answers allow next, told to the device in time.
+
+A mask needs the token before it, so that a step with masked rows which was launched behind another waits on the
+device, between its logits and the choice, until that other's tokens were taken here; its forward hides the work. One
+step at most waits so, the newest. One thread, the core's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from ...contracts.errors import EngineFailed
+from ...grammar.compiled import MaskPool
+from ...machine.cgroup import quota_cores
+from ...machine.topology import usable_cores
+from ...telemetry.step_meter import StepMeter
+from ..step import Runner, StepPlan
+from .sequence import SequenceState
+
+Lost = list[tuple[SequenceState, str]]  # whose structure cannot be followed any more, and why
+
+
+class MaskServer:
+    def __init__(self, runner: Runner, meter: StepMeter | None) -> None:
+        self._runner, self._meter = runner, meter
+        self._pool: MaskPool | None = None  # exists once a mask was needed
+        self._waiting: StepPlan | None = None
+
+    @property
+    def waited_for(self) -> bool:
+        """A launched step has no masks yet. Nothing may be launched behind it: whatever made that launch wait for the
+        device would wait for ever."""
+        return self._waiting is not None
+
+    def before_launch(self, plan: StepPlan, running: Sequence[SequenceState], behind: bool) -> Lost:
+        """`behind`: results of an earlier step were not taken; else all tokens are known already."""
+        return [] if behind else self._write(plan, running)
+
+    def launched(self, plan: StepPlan, behind: bool) -> None:
+        if plan.masked_slots:
+            if behind:
+                self._waiting = plan
+            else:
+                self._runner.masks_ready(plan.step_id)
+
+    def serve(self, oldest: int, running: Sequence[SequenceState]) -> Lost:
+        """All tokens before step `oldest`, which runs now, were taken."""
+        if self._waiting is None or self._waiting.step_id != oldest:
+            return []
+        try:
+            return self._write(self._waiting, running)
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the device go on, whatever its masks say: nobody will look at the tokens."""
+        if self._waiting is not None:
+            self._runner.masks_ready(self._waiting.step_id)
+            self._waiting = None
+
+    def _write(self, plan: StepPlan, running: Sequence[SequenceState]) -> Lost:
+        slots = set(plan.masked_slots)
+        masked = [s for s in running if s.structure is not None and s.slot in slots] if slots else []
+        if not masked:
+            return []
+        started_ns = time.monotonic_ns()
+        if self._pool is None:
+            self._pool = MaskPool(usable_cores(len(os.sched_getaffinity(0)), quota_cores()))
+        self._pool.fill([(s.structure, s.slot) for s in masked if s.structure is not None], self._runner.masks)
+        if self._meter is not None:
+            self._meter.grammar_masks.note(time.monotonic_ns() - started_ns)
+        return [(s, reason) for s in masked if (reason := _failed(s))]
+
+
+def _failed(sequence: SequenceState) -> str:
+    try:
+        if sequence.structure is not None:
+            sequence.structure.check()
+    except EngineFailed as error:
+        return str(error)
+    return ""

@@ -1,0 +1,92 @@
+"""Grammars on their way to matchers: compiled on threads of their own, once by key.
+
+Owns those threads, the cache of compiled grammars and the model's vocabulary, which is read when the first grammar
+comes. Any thread may ask; whoever asked is told on a thread of the pool, or at once where the grammar is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ...contracts.errors import EngineFailed, TritandemError, told
+from ...grammar import Grammar, Matcher, Vocabulary, compile_grammar
+from ..step import mask_words
+
+COMPILING_THREADS = 2
+KEPT_GRAMMARS = 512
+
+log = logging.getLogger(__name__)
+OpenVocabulary = Callable[[int], Vocabulary]  # of so many ids at least; raises ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A matcher at its beginning, or why there is none."""
+
+    matcher: Matcher | None
+    error: TritandemError | None
+    compile_ns: int  # 0: it was known
+
+
+class Preparer:
+    def __init__(self, open_vocabulary: OpenVocabulary, vocab_size: int) -> None:
+        self._open, self._words = open_vocabulary, mask_words(vocab_size)
+        self._pool = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Future[tuple[Matcher, int]]] = OrderedDict()  # the latest used last
+        self._reading = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    def warm(self) -> None:
+        """Read the vocabulary now, on a thread of the pool."""
+        self._pool.submit(self._read)
+
+    def prepare(self, grammar: Grammar, tell: Callable[[Prepared], None]) -> None:
+        """`tell` is called once, with a matcher of the caller's own or an error."""
+        key = grammar.key
+        with self._lock:
+            future = self._kept.get(key)
+            known = future is not None and future.done()
+            if future is None:
+                future = self._kept[key] = self._pool.submit(self._compile, grammar)
+                if len(self._kept) > KEPT_GRAMMARS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+        future.add_done_callback(lambda done: tell(self._outcome(key, done, known)))
+
+    def close(self) -> None:
+        """Whoever waits is told; compilations that run are let finish."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> tuple[Matcher, int]:
+        vocabulary, started_ns = self._read(), time.monotonic_ns()
+        return compile_grammar(vocabulary, grammar), time.monotonic_ns() - started_ns
+
+    def _read(self) -> Vocabulary:
+        with self._reading:
+            if self._vocabulary is None:
+                vocabulary = self._open(32 * self._words)
+                if vocabulary.words != self._words:
+                    raise EngineFailed("the tokenizer has ids that the model has no logits for")
+                self._vocabulary = vocabulary
+            return self._vocabulary
+
+    def _outcome(self, key: str, done: Future[tuple[Matcher, int]], known: bool) -> Prepared:
+        try:
+            matcher, compile_ns = done.result()
+            return Prepared(matcher.copy(), None, 0 if known else compile_ns)
+        except CancelledError:
+            return Prepared(None, EngineFailed("the engine is shutting down"), 0)
+        except Exception as error:
+            with self._lock:
+                self._kept.pop(key, None)
+            if isinstance(error, TritandemError):
+                return Prepared(None, error, 0)
+            log.exception("a grammar could not be compiled")
+            return Prepared(None, EngineFailed(f"its grammar: {told(error)}"), 0)
