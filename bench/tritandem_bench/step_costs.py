@@ -94,6 +94,7 @@ class TimedRunner:
             pass_tokens=tuple(self._token_buckets),
         )
         self.clock = clock
+        self.masks = np.zeros((0, 0), np.int32)
         self._rows: dict[int, _Row] = {}
         self._unread: deque[StepResult] = deque()
         self._free_ns = 0  # when the device has done all that was launched
@@ -102,6 +103,9 @@ class TimedRunner:
         return [PassSize(rows, tokens) for rows in self._row_buckets for tokens in self._token_buckets]
 
     # -- Runner ----------------------------------------------------------------------------------------
+
+    def masks_ready(self, step_id: int) -> None:
+        """No answer has a structure."""
 
     def launch(self, plan: StepPlan) -> None:
         launched_ns = self.clock.now_ns

@@ -2,78 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling.sampler import sample
-from tritandem.engine.step import MASKED, STRUCTURED, Runner, SamplingFeatures, SlotInit
-from tritandem.grammar import Grammar, Kind, Matcher, compile_grammar
+from tritandem.engine.step import MASKED, STRUCTURED, SamplingFeatures, SlotInit
+from tritandem.grammar import Grammar, Kind, compile_grammar
 
-from tests.engine.engine_rig import VOCAB, Answer, Rig, make_runner, prompts, request, tokens_of
+from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
 from tests.engine.spelled import END, SPELLING, allowed, text_of, vocabulary
+from tests.engine.structured_rig import DRAWN, check, mixture, regex, run, structure_of, structured
 from tests.fakes.delayed_runner import DelayedRunner
 
-REGEXES = (r"[ab]{2,}", r"(yes|no|maybe)( (yes|no|maybe)){2}", r"[0-9]{4}-[0-9]{2}", r"(true|false)+\.", r"x{2,40}y?")
 SCHEMA = {
     "type": "object",
     "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 60}
-
-
-def structured(seq_id: int, ids: Any, grammar: Grammar, **options: Any) -> EngineRequest:
-    return dataclasses.replace(request(seq_id, ids, **{"stop_ids": (END,), **options}), grammar=grammar)
-
-
-def regex(text: str) -> Grammar:
-    return Grammar(Kind.REGEX, text)
-
-
-def structure_of(one: EngineRequest) -> Matcher | None:
-    return None if one.grammar is None else compile_grammar(vocabulary(), one.grammar)
-
-
-def run(runner: Runner, requests: Sequence[EngineRequest], **options: Any) -> dict[int, Answer]:
-    rig = Rig(runner, **options)
-    for one in requests:
-        rig.core.add(one, 1, structure_of(one))
-    return rig.run(())
-
-
-def mixture(count: int = 15) -> list[EngineRequest]:
-    """Every third has no structure."""
-    requests = []
-    for number, ids in enumerate(prompts(count, seed=4, high=30)):
-        if number % 3:
-            requests.append(structured(number, ids, regex(REGEXES[number % len(REGEXES)]), **DRAWN))
-        else:
-            requests.append(request(number, ids, **DRAWN))
-    return requests
-
-
-def check(requests: Sequence[EngineRequest], answers: dict[int, Answer]) -> None:
-    """Finished answers are what their expressions ask for, cut ones a beginning that is as long as asked."""
-    for one in requests:
-        answer = answers[one.seq_id]
-        if one.grammar is None:
-            continue
-        if answer.finish == FinishCode.LENGTH:
-            assert len(answer.tokens) == one.sampling.max_tokens
-        else:
-            assert answer.finish in (FinishCode.STOP, FinishCode.COMPLETE), answer
-            assert (answer.tokens[-1] == END) == (answer.finish == FinishCode.STOP)
-            assert re.fullmatch(one.grammar.text, text_of(answer.tokens)), text_of(answer.tokens)
 
 
 def test_every_answer_matches_its_expression_and_others_are_as_ever() -> None:

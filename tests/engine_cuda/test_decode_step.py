@@ -54,7 +54,7 @@ def test_greedy_kernels_equal_sampler_and_advance(kernel_device: torch.device) -
         state.finished[4] = True
     rows = torch.tensor([2, 0, 4, 3, SLOTS], device=kernel_device)
     ring = torch.zeros((4, SLOTS * WORDS_PER_ROW), dtype=torch.int32, device=kernel_device)
-    report = Report(ring, torch.zeros(1, dtype=torch.int64, device=kernel_device))
+    report = Report(ring, *torch.zeros((3, 1), dtype=torch.int64, device=kernel_device))
     logits = iter([torch.randn(5, VOCAB, generator=generator) for _ in range(4)])
     latest: list[torch.Tensor] = []
 

@@ -22,8 +22,8 @@ from ..telemetry.step_meter import StepMeter
 from .host.core import EngineCore
 from .host.outbox import Outbox
 from .host.validation import validate
-from .structure.preparing import OpenVocabulary, Prepared, Preparer
 from .step import Runner
+from .structure.preparing import OpenVocabulary, Prepared, Preparer
 
 MAX_LIVE_SEQUENCES = 16384
 LONGEST_LOOK_S = 0.001  # between looks at a device that may be done before it is expected to
@@ -221,6 +221,8 @@ def build_engine(
 
         runner = CpuRunner(loaded, config, meter)
     preparer = None
-    if open_vocabulary is not None and not on_cuda:
+    if open_vocabulary is not None:
         preparer = Preparer(open_vocabulary, runner.spec.vocab_size)
+        if on_cuda:
+            preparer.warm()  # a second of a core, which a CPU's steps would miss
     return EngineService(runner, config.prefix_cache, meter, in_step, preparer)

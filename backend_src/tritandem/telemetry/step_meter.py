@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .duration_counts import DurationCounts
-from .families import DECODE_STEP, GRAMMAR_COMPILE, GRAMMAR_MASKS, GRAPH_LAUNCH, STEP_IDLE
+from .families import DECODE_STEP, GRAMMAR_COMPILE, GRAMMAR_MASKS, GRAMMAR_WAIT, GRAPH_LAUNCH, STEP_IDLE
 
 
 class StepMeter:
@@ -22,6 +22,7 @@ class StepMeter:
         self.idle_gap = DurationCounts(STEP_IDLE, engine=engine)
         self.grammar_compile = DurationCounts(GRAMMAR_COMPILE, engine=engine)
         self.grammar_masks = DurationCounts(GRAMMAR_MASKS, engine=engine)
+        self.grammar_wait = DurationCounts(GRAMMAR_WAIT, engine=engine)
         self.gpu_uuid = ""  # as nvidia-smi writes it; "" on a CPU
         self.staged_bytes: Callable[[], Mapping[str, int]] = dict  # totals by kind of memory; any thread
         self._decode_launch = DurationCounts(GRAPH_LAUNCH, engine=engine, phase="decode")
@@ -34,4 +35,4 @@ class StepMeter:
 
     def histograms(self) -> tuple[DurationCounts, ...]:
         steps = self.decode_step, self.idle_gap, self._decode_launch, self._prefill_launch
-        return (*steps, self.grammar_compile, self.grammar_masks)
+        return (*steps, self.grammar_compile, self.grammar_masks, self.grammar_wait)

@@ -19,11 +19,12 @@ from ...contracts.arrays import Int32Array
 from ...contracts.errors import ConfigError
 from ...telemetry.step_meter import StepMeter
 from ..model.loader import LoadedModel
-from ..step import SamplingFeatures, StepFailed, StepPlan, StepResult
+from ..step import STRUCTURED, SamplingFeatures, StepFailed, StepPlan, StepResult
 from .device import RING_DEPTH, Device
 from .program import Part, Record, make_program
 from .streams import cuda_event
 
+NO_WAIT = 2**63 - 1  # as the number of a record: masks of all records are there
 MAX_STEPS_IN_FLIGHT = RING_DEPTH // 2 - 1  # a step writes at most two records
 
 
@@ -100,7 +101,9 @@ class CudaRunner:
         self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, first, program.records, plan.features, gap))
 
     def masks_ready(self, step_id: int) -> None:
-        """There are none yet: an engine on CUDA refuses structured answers."""
+        for step in self._in_flight:
+            if step.step_id == step_id:
+                self.device.masks_ready[0] = step.first_record + len(step.records) - 1
 
     def collect(self, wait: bool) -> StepResult | None:
         if self._read:
@@ -128,6 +131,7 @@ class CudaRunner:
             return False
 
     def close(self) -> None:
+        self.device.masks_ready[0] = NO_WAIT
         self._in_flight.clear()
         self._read.clear()
         self.device.close()
@@ -145,8 +149,11 @@ class CudaRunner:
 
     def _recover(self) -> None:
         """After a failed launch: whatever it did to the numbering of records is undone."""
+        ready = self.device.masks_ready
+        ready[0] = NO_WAIT  # a choice that was enqueued waits for masks that never come
         with torch.inference_mode(), torch.cuda.stream(self.device.streams.compute):
             self.device.recover(self._record)
+        ready[0] = self._record
         self._told_rows = ()
 
     # -- reading ---------------------------------------------------------------------------------------
@@ -157,6 +164,9 @@ class CudaRunner:
         if step.after_gap is not None and self._meter is not None:
             gap_ms = step.after_gap.ran_dry.elapsed_time(step.after_gap.resumed)
             self._meter.idle_gap.note(round(gap_ms * 1e6))
+        if STRUCTURED in step.features.asked and self._meter is not None:
+            for number in range(step.first_record, step.first_record + len(step.records)):
+                self._meter.grammar_wait.note(int(self.device.mask_waits[number % RING_DEPTH]))
         wanted = step.features.top_logprobs
         widths = (1, 1) if wanted < 0 else (1, 1, 1, wanted, wanted)
         columns = [self._column(step, sum(widths[:number]), width) for number, width in enumerate(widths)]

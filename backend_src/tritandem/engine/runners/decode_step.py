@@ -7,7 +7,7 @@ Core thread, current stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,12 +17,15 @@ from ...contracts.fields import MAX_TOP_LOGPROBS
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
 from ..rows.inputs import PassBatch, PassInputs, begin_pass
 from ..rows.layout import RECENT_TOKENS
+from ..rows.mask_kernels import await_masks_kernel, mask_kernel
 from ..rows.state import SlotState
 from ..sampling.sampler import sample
-from ..step import GREEDY, SamplingFeatures
+from ..step import GREEDY, STRUCTURED, SamplingFeatures
 
 _ARGMAX_PARTS = 32
 _KEPT_AT_ONCE = 8192  # logits that one program copies
+_MASKED_AT_ONCE = 128  # words of a mask, of 32 logits each
+_MOST_POLLS = 5_000_000  # seconds: a host that writes no masks for so long writes none
 WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
 
 
@@ -36,10 +39,14 @@ class DecodeForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where reports go: `ring` int32 [depth, words] (pinned), `record` int64 [1] the number of the next one."""
+    """Where reports go: `ring` int32 [depth, words] (pinned), `record` int64 [1] the number of the next one. And what
+    steps with masks read and note, both pinned: `masks_ready` int64 [1], the newest record whose masks are written,
+    and `mask_waits` int64 [depth], ns that a record's step waited for them."""
 
     ring: torch.Tensor
     record: torch.Tensor
+    masks_ready: torch.Tensor
+    mask_waits: torch.Tensor
 
 
 class DecodeStep:
@@ -53,7 +60,13 @@ class DecodeStep:
         self.rows = torch.full((max_rows,), state.pad_slot, dtype=torch.int64, device=device)
         self._pad_rows = self.rows.clone()
         self._state, self._forward, self._report = state, forward, report
-        self._rehearsal = Report(torch.zeros_like(report.ring[:1], device=device), torch.zeros_like(report.record))
+        self._rehearsal = Report(
+            torch.zeros_like(report.ring[:1], device=device),
+            torch.zeros_like(report.record),
+            torch.full_like(report.record, torch.iinfo(torch.int64).max),  # waits for nothing
+            torch.zeros_like(report.record),
+        )
+        self._late = torch.zeros(1, dtype=torch.int32, device=device)
         self._always = torch.ones(1, dtype=torch.int32, device=device)
         self._best = torch.empty((max_rows + max_firsts, _ARGMAX_PARTS), dtype=torch.float32, device=device)
         self._best_ids = torch.empty_like(self._best, dtype=torch.int32)
@@ -106,6 +119,9 @@ class DecodeStep:
         The first `decoding` of them have stored one more token, so their length goes up too.
         """
         report = self._rehearsal if rehearsal else self._report
+        if STRUCTURED in features.asked:
+            self._mask(logits, rows, report)
+            features = replace(features, asked=features.asked - {STRUCTURED})
         if features == GREEDY:
             self._pick(logits, rows, report, self._always, decoding)
             return
@@ -146,6 +162,31 @@ class DecodeStep:
         count = logits.numel()
         keep_logits_kernel[(-(-count // _KEPT_AT_ONCE),)](logits, kept, active, count, BLOCK=_KEPT_AT_ONCE, num_warps=8)
         self._pick(logits, rows, self._rehearsal if rehearsal else self._report, active, decoding)
+
+    def _mask(self, logits: torch.Tensor, rows: torch.Tensor, report: Report) -> None:
+        """Change `logits` [R, V] to what the structures of `rows` allow, once the host has said what that is."""
+        state, (count, vocab_size), words = self._state, logits.shape, self._state.masks.shape[1]
+        await_masks_kernel[(1,)](
+            report.masks_ready,
+            report.record,
+            self._late,
+            report.mask_waits,
+            report.mask_waits.shape[0],
+            _MOST_POLLS,
+            TIMED=logits.is_cuda,
+            num_warps=1,
+        )
+        mask_kernel[(count, -(-words // _MASKED_AT_ONCE))](
+            logits,
+            rows,
+            state.words,
+            state.masks,
+            self._late,
+            vocab_size,
+            words,
+            BLOCK=_MASKED_AT_ONCE,
+            num_warps=4,
+        )
 
     def _pick(
         self,

@@ -17,7 +17,7 @@ from ..model.loader import LoadedModel
 from ..rows.inputs import PassInputs, spread
 from ..rows.state import SlotState
 from ..rows.words import StepWords
-from ..step import GREEDY, RunnerSpec
+from ..step import GREEDY, STRUCTURED, RunnerSpec, SamplingFeatures, mask_words
 from .decode_step import WORDS_PER_ROW, DecodeStep, Report
 from .graphs import DecodeGraphs, GraphCache
 from .memory import cuda_spec, measure_and_allocate
@@ -41,6 +41,7 @@ class Device:
         self.streams = Streams(self.name)
         self.staging = StagingPool(self.name, lambda: cuda_event(blocking=True))
         self._max_rows = config.max_sequences or 256
+        self._rehearsed: set[tuple[int, SamplingFeatures]] = set()  # choices of first tokens that run eagerly
         with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
             self._build(loaded, config, on_progress)
             self._warm_up(config, on_progress)
@@ -53,11 +54,14 @@ class Device:
         self.spec: RunnerSpec = cuda_spec(loaded, config, cache.keys[0].shape[0], self._max_rows)
         spec = self.spec
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
-        self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self.name)
+        masks = self.staging.ring((spec.num_slots + 1, mask_words(spec.vocab_size)))
+        self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self.name, masks)
         record = torch.zeros(1, dtype=torch.int64, device=self.name)
         ring = self.staging.ring((RING_DEPTH, (self._max_rows + MAX_CHUNKS) * WORDS_PER_ROW))
         self.ring = ring.numpy()  # int32 [RING_DEPTH, words], written by the device
-        self._report = Report(ring, record)
+        masks_ready, mask_waits = (self.staging.ring((2 * n,)).view(torch.int64) for n in (1, RING_DEPTH))
+        self.masks_ready, self.mask_waits = masks_ready.numpy(), mask_waits.numpy()
+        self._report = Report(ring, record, masks_ready, mask_waits)
         self._step = DecodeStep(self.state, self._decode_forward, self._report, self._max_rows, MAX_CHUNKS)
         nothing = torch.zeros(1, dtype=torch.int32, device=self.name)
         spread(nothing, StepWords([], decode_rows=0), self.state, self._step.rows, None, False)  # compiles it now
@@ -93,6 +97,8 @@ class Device:
 
     def execute(self, program: Program) -> None:
         """Enqueue a step on the current stream, which is `streams.compute`."""
+        if STRUCTURED in program.features.asked and program.bucket:
+            self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
         inputs = self._tell(program)
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
@@ -105,9 +111,11 @@ class Device:
             self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
 
     def recover(self, record: int) -> None:
-        """After a failed launch: `record` is the newest report that counts, memory is given back."""
+        """After a failed launch: `record` is the newest report that counts, memory is given back. Returns when nothing
+        runs."""
         self._report.record.fill_(record)
         torch.cuda.empty_cache()
+        self.streams.compute.synchronize()
 
     def close(self) -> None:
         self.streams.close()
@@ -142,6 +150,11 @@ class Device:
         self.state.set_lengths(inputs.slots, inputs.context_lens)
         if chunks.firsts:
             self._report.record.add_(1)
+            if STRUCTURED in program.features.asked and (chunks.firsts, program.features) not in self._rehearsed:
+                # A kernel's first use may wait for those that run.
+                nobody = torch.full_like(inputs.last_slots[: chunks.firsts], self.state.pad_slot)
+                self._step.choose(logits.clone(), nobody, program.features, decoding=0, rehearsal=True)
+                self._rehearsed.add((chunks.firsts, program.features))
             self._step.choose(logits, inputs.last_slots[: chunks.firsts], program.features, decoding=0)
 
     def _decode_forward(

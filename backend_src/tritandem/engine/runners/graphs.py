@@ -52,6 +52,13 @@ class GraphCache:
         else:
             graph.replay()
 
+    def prepare(self, key: Hashable, enqueue: Enqueue) -> None:
+        """So that `run` of this key makes the host wait for nothing that runs: no capture, no kernel's first use."""
+        self.capture(key, enqueue)
+        if not self.enabled and key not in self._refused:
+            enqueue(True)
+            self._refused.add(key)
+
     def captured(self) -> int:
         return len(self._graphs)
 
@@ -128,6 +135,10 @@ class DecodeGraphs:
     def idle_ms(self, rows: int) -> float:
         """What the matrix products of a step over `rows` rows take, measured by `warm_up`; attention is not in it."""
         return self._idle_ms.get(self.bucket(rows), 0.0) if rows else 0.0
+
+    def prepare(self, bucket: int, features: SamplingFeatures) -> None:
+        """Have ready what `run` needs: a graph, or every kernel compiled and loaded."""
+        self._cache.prepare(*self._task(bucket, features))
 
     def run(self, bucket: int, features: SamplingFeatures) -> None:
         """Enqueue one decode step over `bucket` rows."""
