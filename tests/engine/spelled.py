@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from tritandem.engine.structure.preparing import Preparer
+from tritandem.engine.structure.spellings import Spellings
 from tritandem.grammar import Vocabulary
 
 from tests.engine.engine_rig import VOCAB
@@ -61,6 +62,11 @@ def _added(number: int, content: str) -> dict[str, Any]:
 def text_of(tokens: list[int]) -> str:
     """Without the end token."""
     return b"".join(vocabulary().tokens.decode_bytes([token]) for token in tokens if token != END).decode()
+
+
+@functools.cache
+def spellings() -> Spellings:
+    return Spellings(vocabulary().spellings())
 
 
 def preparer() -> Preparer:

@@ -10,10 +10,11 @@ from typing import Any
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.step import Runner
+from tritandem.engine.structure.tables import Walker, table_of
 from tritandem.grammar import Grammar, Kind, Matcher, compile_grammar
 
 from tests.engine.engine_rig import Answer, Rig, prompts, request
-from tests.engine.spelled import END, text_of, vocabulary
+from tests.engine.spelled import END, spellings, text_of, vocabulary
 
 REGEXES = (r"[ab]{2,}", r"(yes|no|maybe)( (yes|no|maybe)){2}", r"[0-9]{4}-[0-9]{2}", r"(true|false)+\.", r"x{2,40}y?")
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 60}
@@ -31,10 +32,19 @@ def structure_of(one: EngineRequest) -> Matcher | None:
     return None if one.grammar is None else compile_grammar(vocabulary(), one.grammar)
 
 
-def run(runner: Runner, requests: Sequence[EngineRequest], **options: Any) -> dict[int, Answer]:
-    rig = Rig(runner, **options)
+def table_walker(one: EngineRequest) -> Walker | None:
+    """Its structure as a table; every expression here is small enough."""
+    if one.grammar is None:
+        return None
+    table = table_of(one.grammar, compile_grammar(vocabulary(), one.grammar), spellings())
+    assert table is not None, one.grammar
+    return Walker(table, vocabulary())
+
+
+def run(runner: Runner, requests: Sequence[EngineRequest], structure: Any = structure_of) -> dict[int, Answer]:
+    rig = Rig(runner)
     for one in requests:
-        rig.core.add(one, 1, structure_of(one))
+        rig.core.add(one, 1, structure(one))
     return rig.run(())
 
 

@@ -13,7 +13,7 @@ from tritandem.engine.host.masks import MaskServer
 from tritandem.engine.step import MASKED, STRUCTURED, PrefillChunk, SamplingFeatures, SlotInit, StepPlan
 
 from tests.engine.engine_rig import Rig, prompts, request, tokens_of
-from tests.engine.structured_rig import check, mixture, regex, run, structure_of, structured
+from tests.engine.structured_rig import check, mixture, regex, run, structure_of, structured, table_walker
 from tests.engine_cuda.test_cuda_engine import FEATURES, cuda_runner, loaded
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +55,28 @@ def test_with_every_other_feature_tokens_equal_those_of_the_cpu(cuda_device: tor
     assert tokens_of(got) == tokens_of(want)
     assert [got[i].finish for i in got] == [want[i].finish for i in got]
     assert [got[i].top_ids for i in got] == [want[i].top_ids for i in got]
+
+
+@pytest.mark.parametrize("config", [{}, {"graph_capture": "lazy"}, {"cuda_graphs": False}], ids=str)
+def test_answers_by_tables_equal_those_by_masks(cuda_device: torch.device, config: dict[str, Any]) -> None:
+    requests = mixture(24)
+    tabled, masked = cuda_runner(**config), cuda_runner(**config)
+    by_tables = run(tabled, requests, table_walker)
+    check(requests, by_tables)
+    assert tokens_of(by_tables) == tokens_of(run(masked, requests))
+    assert tabled.device.masks_ready[0] == 0  # no step waited for the host
+    tabled.close()
+    masked.close()
+
+
+def test_tables_masks_and_free_rows_in_one_batch(cuda_device: torch.device) -> None:
+    requests = mixture(24)
+    runner, masked = cuda_runner(num_blocks=40), cuda_runner()
+    both = run(runner, requests, lambda one: (table_walker if one.seq_id % 2 else structure_of)(one))
+    check(requests, both)
+    assert tokens_of(both) == tokens_of(run(masked, requests))
+    runner.close()
+    masked.close()
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,17 @@ from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling.sampler import sample
-from tritandem.engine.step import FREE, GREEDY, MASKED, STRUCTURED, SamplingFeatures, SlotInit, mask_words
+from tritandem.engine.step import (
+    FREE,
+    GREEDY,
+    MASKED,
+    STRUCTURED,
+    TABLED,
+    TABLES,
+    SamplingFeatures,
+    SlotInit,
+    mask_words,
+)
 
 from tests.engine_cuda.cuda_reference import assert_same_rows
 
@@ -93,6 +104,47 @@ def test_masked_choices_equal_the_plain_sampler_s(kernel_device: torch.device, n
     assert_same_rows(state, twin)
     if sampled.top_ids is not None:
         assert record[15:30].view(5, 3)[[0, 1, 2]].tolist() == sampled.top_ids[[0, 1, 2]].tolist()
+
+
+def some_table(*states: SlotState) -> None:
+    """Table 5: three states, in each of which other tokens are allowed; token 11 always."""
+    rng = np.random.default_rng(9)
+    classes = rng.integers(0, 40, 32 * mask_words(VOCAB), np.uint8)
+    classes[11] = 3
+    moves = np.where(rng.random((256, 256)) < 0.3, rng.integers(0, 3, (256, 256)), 255).astype(np.uint8)
+    moves[:, 3] = [1, 2, 0] * 85 + [0]
+    words = torch.from_numpy(np.concatenate((classes, moves.reshape(-1))).view(np.int32))
+    for state in states:
+        state.write_table(5, words.to(state.words.device))
+        state.structure[[5, 0, 3]] = TABLES + 5
+        state.structure_state[5], state.structure_state[0] = 1, 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sorted(FEATURES))
+def test_tables_are_followed_as_on_the_host(kernel_device: torch.device, name: str, dtype: torch.dtype) -> None:
+    """Beside rows with masks and rows without; over several steps, in which rows end."""
+    sampling, plain = FEATURES[name]
+    sampling = dataclasses.replace(sampling, max_tokens=4)
+    masks = some_masks(3)
+    state, twin = state_on(kernel_device, masks, sampling), state_on(torch.device("cpu"), masks, sampling)
+    some_table(state, twin)
+    rows = torch.tensor([2, 1, 5, 3, 0, SLOTS], device=kernel_device)
+    asked = SamplingFeatures(plain.asked | {STRUCTURED, TABLED}, plain.top_logprobs)
+    step, report = step_on(state)
+    report.masks_ready.fill_(1)
+    for seed in range(5):
+        logits = torch.randn((6, VOCAB), generator=torch.Generator().manual_seed(seed)).to(dtype)
+        step.choose(logits.clone().to(kernel_device), rows, asked, decoding=6)
+        if kernel_device.type == "cuda":
+            torch.cuda.synchronize()
+        sampled = sample(logits.float(), rows.cpu(), twin, asked)
+        twin.store_one(rows.cpu())
+        tokens, finish = twin.advance(rows.cpu(), sampled.tokens, sampled.broken, plain.penalised)
+        twin.follow_tables(rows.cpu())
+        assert report.ring[1, :6].tolist() == tokens.tolist()
+        assert report.ring[1, 6:12].tolist() == finish.tolist()
+        assert_same_rows(state, twin)
 
 
 def test_masks_that_never_come_cost_the_rows_that_need_them(

@@ -185,7 +185,7 @@ class EngineService:
             else:
                 if self._meter is not None and prepared.compile_ns:
                     self._meter.grammar_compile.note(prepared.compile_ns)
-                self._core.add(request, accepted_ns, prepared.matcher)
+                self._core.add(request, accepted_ns, prepared.structure)
         self._core.cancel(cancelled)
 
     def _has_work(self) -> bool:

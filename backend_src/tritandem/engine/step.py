@@ -18,8 +18,11 @@ from ..contracts.fields import SamplingParams
 PENALISED, BAD_WORDS = "penalised", "bad_words"
 LOGIT_BIAS, ALLOWED_TOKENS = "logit_bias", "allowed_token_ids"
 STRUCTURED = "structured"  # the host says step by step which tokens the structure of a row's answer allows
-# What a row says of its structure.
-FREE, MASKED = 0, 1
+TABLED = "tabled"  # a device follows the structure of a row's answer by a table
+# What a row says of its structure; TABLES + n: it is followed by table n.
+FREE, MASKED, TABLES = 0, 1, 2
+TABLE_STATES = TABLE_CLASSES = 256
+TABLE_PLACES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class SlotInit:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     structure: int = FREE
+    structure_state: int = 0  # of its table
 
     @property
     def rare(self) -> bool:
@@ -79,7 +83,7 @@ GREEDY = SamplingFeatures()
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: releases, inits, block updates, prefill, decode.
+    """One step. Order of effects: tables, releases, inits, block updates, prefill, decode.
 
     A slot whose last prefill chunk is in this step decodes from the next step on. `decode_slots` may hold
     rows that have finished on the device unknown to the host: they write nothing and report token -1.
@@ -92,6 +96,7 @@ class StepPlan:
     prefill: Sequence[PrefillChunk] = ()
     decode_slots: Sequence[int] = ()
     features: SamplingFeatures = field(default_factory=SamplingFeatures)
+    tables: Sequence[tuple[int, Int32Array]] = ()  # number, and the table_words of it
 
     @property
     def masked_slots(self) -> tuple[int, ...]:
@@ -137,6 +142,7 @@ class RunnerSpec:
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
     pass_tokens: tuple[int, ...] = ()  # what prefill is padded to, ascending; (): to nothing
+    table_places: int = 0  # tables of structures that the device can hold
 
     @property
     def stretched_prefill_tokens(self) -> int:
@@ -146,6 +152,11 @@ class RunnerSpec:
 def mask_words(vocab_size: int) -> int:
     """int32 words of a mask over the vocabulary, a bit a token: as many as make rows of whole 16 bytes."""
     return -(-vocab_size // 128) * 4
+
+
+def table_words(vocab_size: int) -> int:
+    """int32 words of a table: a byte for the class of each token, and one for each state and class: the next state."""
+    return (32 * mask_words(vocab_size) + TABLE_STATES * TABLE_CLASSES) // 4
 
 
 def stretched_tokens(interleaved_tokens: int, tokens_per_step: int) -> int:

@@ -45,6 +45,11 @@ class Vocabulary:
         except ValueError as error:
             raise ConfigError(f"structured output: the tokenizer cannot be read: {error}") from error
 
+    def spellings(self) -> list[bytes]:
+        """By id; empty for what is no text: special tokens and padding."""
+        tokens = self.tokens
+        return [b"" if tokens.is_special_token(i) else tokens.decode_bytes([i]) for i in range(self.rows)]
+
 
 def _kinds(decoder: object) -> list[str]:
     if not isinstance(decoder, dict):

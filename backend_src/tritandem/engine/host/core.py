@@ -17,6 +17,7 @@ from ...contracts.stream import FinishCode, LoadSnapshot
 from ...grammar import Matcher
 from ...telemetry.step_meter import StepMeter
 from ..step import GREEDY, PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
+from ..structure.tables import Walker
 from . import batcher
 from .batcher import BatchState, Budget, Decision
 from .masks import Lost, MaskServer
@@ -79,7 +80,7 @@ class EngineCore:
 
     # -- requests ------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, accepted_ns: int, structure: Matcher | None = None) -> None:
+    def add(self, request: EngineRequest, accepted_ns: int, structure: Matcher | Walker | None = None) -> None:
         """Queue a sequence that the service has found valid; `structure` is its own, at its beginning."""
         assert request.seq_id not in self._live, "an id that is in use"
         tokens = len(request.prompt_ids)
@@ -211,10 +212,12 @@ class EngineCore:
             prefill=prefill,
             decode_slots=[s.slot for s in decision.decode],
             features=features_of(sampling),
+            tables=[(place, table.words) for place, table in self.residency.shelf.fresh.items()],
         )
 
     def _step_launched(self, decision: Decision, step: StepPlan, prefill_tokens: int, launched_ns: int) -> None:
         self.residency.changes.clear()
+        self.residency.shelf.fresh.clear()
         by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
         rows: list[SequenceState] = []
         prefilling: list[SequenceState] = []

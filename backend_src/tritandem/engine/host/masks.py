@@ -16,7 +16,8 @@ from ...grammar.compiled import MaskPool
 from ...machine.cgroup import quota_cores
 from ...machine.topology import usable_cores
 from ...telemetry.step_meter import StepMeter
-from ..step import Runner, StepPlan
+from ..step import STRUCTURED, Runner, StepPlan
+from ..structure.tables import Walker
 from .sequence import SequenceState
 
 Lost = list[tuple[SequenceState, str]]  # whose structure cannot be followed any more, and why
@@ -62,13 +63,20 @@ class MaskServer:
 
     def _write(self, plan: StepPlan, running: Sequence[SequenceState]) -> Lost:
         slots = set(plan.masked_slots)
-        masked = [s for s in running if s.structure is not None and s.slot in slots] if slots else []
+        masked = [s for s in running if STRUCTURED in s.features and s.slot in slots] if slots else []
         if not masked:
             return []
         started_ns = time.monotonic_ns()
         if self._pool is None:
             self._pool = MaskPool(usable_cores(len(os.sched_getaffinity(0)), quota_cores()))
-        self._pool.fill([(s.structure, s.slot) for s in masked if s.structure is not None], self._runner.masks)
+        matchers = []
+        for sequence in masked:
+            if isinstance(sequence.structure, Walker):  # the device has no place for its table
+                self._runner.masks[sequence.slot] = sequence.structure.mask()
+            elif sequence.structure is not None:
+                matchers.append((sequence.structure, sequence.slot))
+        if matchers:
+            self._pool.fill(matchers, self._runner.masks)
         if self._meter is not None:
             self._meter.grammar_masks.note(time.monotonic_ns() - started_ns)
         return [(s, reason) for s in masked if (reason := _failed(s))]

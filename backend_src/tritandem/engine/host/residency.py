@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ...contracts.arrays import Int32Array
-from ..step import FREE, MASKED, RunnerSpec, SlotInit
+from ..step import FREE, MASKED, STRUCTURED, TABLED, TABLES, RunnerSpec, SlotInit
+from ..structure.tables import Walker
 from .batcher import Admission, Candidate
 from .kv_blocks import BlockPool
 from .sequence import NO_SLOT, SequenceState
+from .shelf import TableShelf
 
 
 class RowChanges:
@@ -56,6 +58,7 @@ class Residency:
     def __init__(self, spec: RunnerSpec, prefix_cache: bool) -> None:
         self.pool = BlockPool(spec.num_blocks, prefix_cache)
         self.changes = RowChanges()
+        self.shelf = TableShelf(spec.table_places)
         self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
         self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
@@ -108,7 +111,13 @@ class Residency:
         self._open_row(sequence)
 
     def _open_row(self, sequence: SequenceState) -> None:
-        request = sequence.request
+        request, structure = sequence.request, sequence.structure
+        kind = FREE if structure is None else MASKED
+        if isinstance(structure, Walker):
+            place = self.shelf.take(structure.table, sequence.slot)
+            kind = MASKED if place is None else TABLES + place
+        if kind != FREE:
+            sequence.follow_by(STRUCTURED if kind == MASKED else TABLED)
         self.changes.init(
             SlotInit(
                 slot=sequence.slot,
@@ -119,7 +128,8 @@ class Residency:
                 output_ids=sequence.prefill_ids[sequence.prompt_tokens :],
                 logit_bias=request.logit_bias,
                 allowed_token_ids=request.allowed_token_ids,
-                structure=FREE if sequence.structure is None else MASKED,
+                structure=kind,
+                structure_state=structure.state if isinstance(structure, Walker) else 0,
             )
         )
         self.changes.add_blocks(sequence.slot, 0, sequence.blocks)
@@ -151,6 +161,8 @@ class Residency:
         """Blocks and slot may be reused by the next launch: steps already launched run before it."""
         self.pool.free(sequence.blocks)
         self.changes.release(sequence.slot)
+        if sequence.structure is not None:
+            self.shelf.give_back(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.blocks, sequence.slot = [], NO_SLOT
 

@@ -15,7 +15,8 @@ from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode
 from ...grammar import Matcher
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, StepResult
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, TABLED, StepResult
+from ..structure.tables import Walker
 from .kv_blocks import chain_hash, root_hash
 
 NO_SLOT = -1
@@ -32,7 +33,7 @@ class SequenceState:
     output_budget: int  # output tokens at most, the context's end included
     accepted_ns: int
     arrival: int  # order of acceptance; the newest is preempted first
-    structure: Matcher | None = None  # what `output_ids` have left of the structure asked for
+    structure: Matcher | Walker | None = None  # what `output_ids` have left of the structure asked for
 
     slot: int = NO_SLOT
     blocks: list[int] = field(default_factory=list)
@@ -67,9 +68,7 @@ class SequenceState:
             ALLOWED_TOKENS: request.allowed_token_ids,
         }
         self.features = sampling.features.union(name for name, listed in lists.items() if listed)
-        if self.structure is not None:
-            self.features |= {STRUCTURED}
-        self.plain = not self.features and sampling.logprobs is None
+        self.plain = not self.features and self.structure is None and sampling.logprobs is None
 
     @property
     def seq_id(self) -> int:
@@ -92,6 +91,10 @@ class SequenceState:
     def decodable(self) -> bool:
         """The next launched step may decode it."""
         return self.stored >= self.prefill_tokens and self.promised < self.output_budget
+
+    def follow_by(self, feature: str) -> None:
+        """Its structure is followed by masks of the host or by a table, as long as it has its slot."""
+        self.features = self.features - {STRUCTURED, TABLED} | {feature}
 
     def follow(self, token: int, code: int) -> int:
         """Take a token that was chosen with finish code `code` into the structure; the code that it ends with."""

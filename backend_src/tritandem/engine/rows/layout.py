@@ -42,11 +42,12 @@ STATE = (
     RowField("remaining", "i"),  # output tokens still allowed
     RowField("produced", "i"),  # output tokens so far; the random counter
     RowField("finished", "i"),  # 1: the row idles
+    RowField("structure_state", "i"),  # where in its table
 )
 # What the request asked for: fields of SamplingParams, as the table of sampling fields says.
 SAMPLING = tuple(RowField(name, facts.row) for name, facts in FIELDS_OF_SAMPLING.items() if facts.row)
 LISTS = (
-    RowField("structure", "i"),  # FREE or MASKED
+    RowField("structure", "i"),  # FREE, MASKED or the number of a table
     RowField("bad_word_count", "i"),  # rows of `SlotState.bad_words` that are this sequence's
     RowField("bias_count", "i"),  # likewise of `bias_ids` and `bias_values`
     RowField("allowed_count", "i"),  # 0: all tokens are allowed, whatever `allowed_ids` holds
@@ -77,6 +78,7 @@ def pack_row(into: bytearray, at: int, init: SlotInit, max_context_tokens: int) 
         "produced": outputs,
         "finished": 0,
         "structure": init.structure,
+        "structure_state": init.structure_state,
         "bad_word_count": len(init.bad_words),
         "bias_count": len(init.logit_bias),
         "allowed_count": len(init.allowed_token_ids),

@@ -1,9 +1,9 @@
-"""Structured answers on the device, in the Triton language: wait for the host's masks, then take out of the choice what
-they do not allow.
+"""Structured answers on the device, in the Triton language: wait for the host's masks, take out of the choice what they
+or a row's table do not allow, and follow the table.
 
-Owns the kernels only; `runners/decode_step.py` launches them. The fast twin of `sampling/structure.py`. Masks, the
-number of the newest record whose masks are written and the waiting times lie in pinned host memory. A kernel waits
-rather than a wait node of the graph: the number differs from step to step, and a kernel can give up.
+The fast twins of `sampling/structure.py` and `SlotState.follow_tables`, for `runners/decode_step.py`. Masks, how many
+records have them and the waiting times lie in pinned host memory. A kernel waits, not a wait node of the graph:
+the number differs from step to step, and a kernel can give up.
 """
 
 # Constants of a kernel are written in capitals; `triton.jit` functions are not Python to a type checker.
@@ -16,13 +16,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from ..step import MASKED
+from ..step import MASKED, TABLE_CLASSES, TABLE_STATES, TABLES
 from .layout import OFFSETS, ROW_WORDS
 
 _ROW_WORDS = tl.constexpr(ROW_WORDS)
 _FINISHED = tl.constexpr(OFFSETS["finished"])
 _STRUCTURE = tl.constexpr(OFFSETS["structure"])
+_STATE = tl.constexpr(OFFSETS["structure_state"])
+_LAST_TOKEN = tl.constexpr(OFFSETS["last_token"])
 _MASKED = tl.constexpr(MASKED)
+_TABLES = tl.constexpr(TABLES)
+_CLASSES = tl.constexpr(TABLE_CLASSES)
+_MOVES = tl.constexpr(TABLE_STATES * TABLE_CLASSES)  # bytes of a table behind the classes of its tokens
+_FORBIDDEN = tl.constexpr(255)
 
 
 @triton.jit(do_not_specialize=["ring_depth", "most_polls"])
@@ -75,3 +81,38 @@ def mask_kernel(
         forbidden = ((bits[:, None] >> bit[None, :]) & 1) == 0
         nothing = tl.full([BLOCK, 32], float("-inf"), tl.float32).to(logits.dtype.element_ty)
         tl.store(logits + row.to(tl.int64) * V + ids, nothing, mask=forbidden & (ids < V))
+
+
+@triton.jit
+def table_kernel(
+    logits,  # [R, V], changed
+    rows,  # int64 [R] slots
+    state,  # int32 [N + 1, ROW_WORDS]
+    tables,  # uint8 [places, tokens + _MOVES]
+    V,
+    tokens,
+    BLOCK: tl.constexpr,
+):
+    """-inf wherever the table of a row has no next state from where the row is."""
+    row = tl.program_id(0)
+    own = state + tl.load(rows + row) * _ROW_WORDS
+    kind = tl.load(own + _STRUCTURE)
+    if (kind >= _TABLES) & (tl.load(own + _FINISHED) == 0):
+        classes = tables + (kind - _TABLES).to(tl.int64) * (tokens + _MOVES)
+        moves = classes + tokens + tl.load(own + _STATE) * _CLASSES
+        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        following = tl.load(moves + tl.load(classes + ids, mask=ids < V, other=0).to(tl.int32))
+        nothing = tl.full([BLOCK], float("-inf"), tl.float32).to(logits.dtype.element_ty)
+        tl.store(logits + row.to(tl.int64) * V + ids, nothing, mask=(following == _FORBIDDEN) & (ids < V))
+
+
+@triton.jit
+def follow_kernel(rows, state, tables, tokens):
+    """As `table_kernel`; one program a row, behind the token that it took. Rows that have ended stay where they are."""
+    own = state + tl.load(rows + tl.program_id(0)) * _ROW_WORDS
+    kind = tl.load(own + _STRUCTURE)
+    if (kind >= _TABLES) & (tl.load(own + _FINISHED) == 0):
+        classes = tables + (kind - _TABLES).to(tl.int64) * (tokens + _MOVES)
+        moves = classes + tokens + tl.load(own + _STATE) * _CLASSES
+        of_token = tl.load(classes + tl.load(own + _LAST_TOKEN)).to(tl.int32)
+        tl.store(own + _STATE, tl.load(moves + of_token).to(tl.int32))

@@ -15,7 +15,7 @@ import torch
 
 from ...contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from ...contracts.stream import FinishCode
-from ..step import PENALISED, SlotInit, mask_words
+from ..step import PENALISED, TABLE_CLASSES, TABLE_PLACES, TABLES, SlotInit, mask_words, table_words
 from .layout import FIELDS, OFFSETS, ROW_WORDS, WORD_BYTES, pack_row, padded_left
 
 _TORCH_TYPES = {"i": torch.int32, "f": torch.float32, "q": torch.int64}
@@ -59,6 +59,7 @@ class SlotState:
     masks: torch.Tensor  # int32 [N + 1, mask_words] in host memory, a bit a token; of rows that are MASKED
     vocab_size: int
     penalties: PenaltyTables | None = None  # exists once a penalty was used
+    tables: torch.Tensor | None = None  # int32 [TABLE_PLACES, table_words]; exists once a table was written
     _views: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -143,6 +144,26 @@ class SlotState:
             tokens = torch.from_numpy(np.concatenate((init.prompt_ids, init.output_ids)).astype(np.int64))
             self.ensure_penalties().init_row(init.slot, tokens, len(init.prompt_ids))
 
+    def ensure_tables(self) -> torch.Tensor:
+        """uint8 [TABLE_PLACES, 4 * table_words]: of each the classes, then the moves; allocated on first use."""
+        if self.tables is None:
+            shape = (TABLE_PLACES, table_words(self.vocab_size))
+            self.tables = torch.zeros(shape, dtype=torch.int32, device=self.words.device)
+        return self.tables.view(torch.uint8)
+
+    def write_table(self, place: int, words: torch.Tensor) -> None:
+        """`words`: int32, on the device."""
+        self.ensure_tables().view(torch.int32)[place] = words
+
+    def table_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Whether `rows` are followed by a table (bool [R]), the classes of all tokens there (uint8 [R, V]) and the
+        next state of each class (uint8 [R, TABLE_CLASSES]); of rows without one anything."""
+        tables, tokens = self.ensure_tables(), 32 * mask_words(self.vocab_size)
+        place = self.structure[rows] - TABLES
+        own = tables[place.clamp(min=0)]
+        moves = own[:, tokens:].view(len(rows), -1, TABLE_CLASSES)
+        return place >= 0, own[:, : self.vocab_size], moves[torch.arange(len(rows)), self.structure_state[rows]]
+
     def release_rows(self, slots: list[int]) -> None:
         self.finished[slots] = 1
         self.block_table[slots] = 0
@@ -165,6 +186,15 @@ class SlotState:
     def store_one(self, rows: torch.Tensor) -> None:
         """The last token of `rows` (int64 [R]) is in the KV cache now; idle ones store nothing."""
         self.length[rows] += 1 - self.finished[rows]
+
+    def follow_tables(self, rows: torch.Tensor) -> None:
+        """Behind `advance`: the tables' states after the tokens that were taken. On the CPU; `rows/mask_kernels.py` has
+        the fast twin."""
+        tabled, classes, moves = self.table_rows(rows)
+        kind = classes.gather(1, self.last_token[rows].long().clamp(0, self.vocab_size - 1)[:, None])
+        following = moves.gather(1, kind.long())[:, 0].to(torch.int32)
+        going = tabled & ~self.idle(rows)
+        self.structure_state[rows] = torch.where(going, following, self.structure_state[rows])
 
     def advance(
         self, rows: torch.Tensor, tokens: torch.Tensor, broken: torch.Tensor, penalised: bool

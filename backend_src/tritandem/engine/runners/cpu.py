@@ -20,7 +20,7 @@ from ..model.loader import LoadedModel
 from ..model.packed import KvCache, PackedForward, kv_bytes_per_token
 from ..rows.state import SlotState
 from ..sampling.sampler import sample
-from ..step import RunnerSpec, StepFailed, StepPlan, StepResult
+from ..step import TABLE_PLACES, TABLED, RunnerSpec, StepFailed, StepPlan, StepResult
 
 DEFAULT_SLOTS = 16
 DEFAULT_PREFILL_TOKENS = 256
@@ -42,6 +42,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         efficient_prefill_tokens=((config.max_sequences or DEFAULT_SLOTS, prefill_tokens),),
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=0,
+        table_places=TABLE_PLACES,
     )
 
 
@@ -104,9 +105,13 @@ class CpuRunner:
         if sampled is None:
             return _result(plan, launched_ns, rows, rows, rows)
         tokens, finish = slots.advance(rows, sampled.tokens, sampled.broken, plan.features.penalised)
+        if TABLED in plan.features.asked:
+            slots.follow_tables(rows)
         return _result(plan, launched_ns, rows, tokens, finish, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
 
     def _change_rows(self, plan: StepPlan) -> None:
+        for place, words in plan.tables:
+            self._slots.write_table(place, torch.from_numpy(words))
         if plan.releases:
             self._slots.release_rows(list(plan.releases))
         for init in plan.inits:

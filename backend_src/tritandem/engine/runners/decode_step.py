@@ -17,14 +17,15 @@ from ...contracts.fields import MAX_TOP_LOGPROBS
 from ..rows.advance_kernels import argmax_kernel, begin_kernel, greedy_advance_kernel, keep_logits_kernel, report_kernel
 from ..rows.inputs import PassBatch, PassInputs, begin_pass
 from ..rows.layout import RECENT_TOKENS
-from ..rows.mask_kernels import await_masks_kernel, mask_kernel
+from ..rows.mask_kernels import await_masks_kernel, follow_kernel, mask_kernel, table_kernel
 from ..rows.state import SlotState
 from ..sampling.sampler import sample
-from ..step import GREEDY, STRUCTURED, SamplingFeatures
+from ..step import GREEDY, STRUCTURED, TABLED, SamplingFeatures, mask_words
 
 _ARGMAX_PARTS = 32
 _KEPT_AT_ONCE = 8192  # logits that one program copies
 _MASKED_AT_ONCE = 128  # words of a mask, of 32 logits each
+_TABLED_AT_ONCE = 2048  # logits
 _MOST_POLLS = 5_000_000  # seconds: a host that writes no masks for so long writes none
 WORDS_PER_ROW = 3 + 2 * MAX_TOP_LOGPROBS
 
@@ -119,9 +120,18 @@ class DecodeStep:
         The first `decoding` of them have stored one more token, so their length goes up too.
         """
         report = self._rehearsal if rehearsal else self._report
-        if STRUCTURED in features.asked:
-            self._mask(logits, rows, report)
-            features = replace(features, asked=features.asked - {STRUCTURED})
+        structured = features.asked & {STRUCTURED, TABLED}
+        if structured:
+            self._keep_structures(logits, rows, structured, report)
+            self._choose(logits, rows, replace(features, asked=features.asked - structured), decoding, report)
+            if TABLED in structured:
+                self._follow_tables(rows)
+        else:
+            self._choose(logits, rows, features, decoding, report)
+
+    def _choose(
+        self, logits: torch.Tensor, rows: torch.Tensor, features: SamplingFeatures, decoding: int, report: Report
+    ) -> None:
         if features == GREEDY:
             self._pick(logits, rows, report, self._always, decoding)
             return
@@ -163,9 +173,22 @@ class DecodeStep:
         keep_logits_kernel[(-(-count // _KEPT_AT_ONCE),)](logits, kept, active, count, BLOCK=_KEPT_AT_ONCE, num_warps=8)
         self._pick(logits, rows, self._rehearsal if rehearsal else self._report, active, decoding)
 
-    def _mask(self, logits: torch.Tensor, rows: torch.Tensor, report: Report) -> None:
+    def _keep_structures(self, logits: torch.Tensor, rows: torch.Tensor, kinds: frozenset[str], report: Report) -> None:
         """Change `logits` [R, V] to what the structures of `rows` allow, once the host has said what that is."""
         state, (count, vocab_size), words = self._state, logits.shape, self._state.masks.shape[1]
+        if TABLED in kinds:
+            table_kernel[(count, -(-vocab_size // _TABLED_AT_ONCE))](
+                logits,
+                rows,
+                state.words,
+                state.ensure_tables(),
+                vocab_size,
+                32 * mask_words(state.vocab_size),
+                BLOCK=_TABLED_AT_ONCE,
+                num_warps=4,
+            )
+        if STRUCTURED not in kinds:
+            return
         await_masks_kernel[(1,)](
             report.masks_ready,
             report.record,
@@ -186,6 +209,12 @@ class DecodeStep:
             words,
             BLOCK=_MASKED_AT_ONCE,
             num_warps=4,
+        )
+
+    def _follow_tables(self, rows: torch.Tensor) -> None:
+        state = self._state
+        follow_kernel[(len(rows),)](
+            rows, state.words, state.ensure_tables(), 32 * mask_words(state.vocab_size), num_warps=1
         )
 
     def _pick(

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from ...config import EngineConfig
+from ...contracts.arrays import Int32Array
 from ..model.device_forward import DeviceForward
 from ..model.loader import LoadedModel
 from ..rows.inputs import PassInputs, spread
@@ -99,6 +100,8 @@ class Device:
         """Enqueue a step on the current stream, which is `streams.compute`."""
         if STRUCTURED in program.features.asked and program.bucket:
             self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
+        for place, table in program.tables:
+            self._write_table(place, table)
         inputs = self._tell(program)
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
@@ -142,6 +145,15 @@ class Device:
         for init in program.rare:
             self.state.write_rare(init)
         return inputs
+
+    def _write_table(self, place: int, table: Int32Array) -> None:
+        packed = self.staging.pack([table])
+        with self.streams.copied_before_compute():
+            self.staging.copy(packed)
+        try:
+            self.state.write_table(place, packed.words[: packed.num_words])
+        finally:
+            self.staging.release(packed)
 
     def _prefill(self, program: Program, chunks: EagerChunks, inputs: PassInputs) -> None:
         batch = inputs.batch(self.state, self.spec.block_tokens, chunks.longest, chunks.reach)

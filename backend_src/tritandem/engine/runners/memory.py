@@ -17,7 +17,7 @@ from ...contracts.errors import ConfigError
 from ..attention.interface import AttentionBatch
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, kv_bytes_per_token
-from ..step import RunnerSpec, stretched_tokens
+from ..step import TABLE_PLACES, RunnerSpec, stretched_tokens
 
 if TYPE_CHECKING:
     from ..model.device_forward import DeviceForward
@@ -40,6 +40,7 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         efficient_prefill_tokens=((max_rows, interleaved),),
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=config.launch_ahead_steps,
+        table_places=TABLE_PLACES,
     )
 
 

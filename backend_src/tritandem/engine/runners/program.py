@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...contracts.arrays import Int32Array
 from ..rows.words import StepWords, pack_step
 from ..step import PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
 from .pass_size import PassSize, rows_of_pass
@@ -41,7 +42,7 @@ class EagerChunks:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One step. Order of effects: words, rare values of new rows, the pass, the decode step."""
+    """One step. Order of effects: tables, words, rare values of new rows, the pass, the decode step."""
 
     words: StepWords | None  # None: nothing to tell
     rare: Sequence[SlotInit]  # new rows with what the words do not carry
@@ -52,6 +53,7 @@ class Program:
     features: SamplingFeatures
     decode_rows: tuple[int, ...]
     records: tuple[Record, ...]  # in the order in which they are written
+    tables: Sequence[tuple[int, Int32Array]]  # new ones, by place
 
 
 def make_program(
@@ -90,4 +92,5 @@ def make_program(
         features=features,
         decode_rows=rows,
         records=tuple(records),
+        tables=plan.tables,
     )

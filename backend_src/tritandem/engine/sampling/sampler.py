@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ..rows.state import SlotState
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, PENALISED, STRUCTURED, SamplingFeatures
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, PENALISED, STRUCTURED, TABLED, SamplingFeatures
 from .allowed_tokens import keep_allowed
 from .bad_words import mask_bad_words
 from .end_tokens import mask_end_tokens
@@ -20,14 +20,15 @@ from .filters import filter_draw
 from .logit_bias import add_bias
 from .noise import gumbel_noise
 from .penalties import penalise
-from .structure import keep_structure
+from .structure import keep_masked, keep_tabled
 
 # (scores float32 [R, V], rows int64 [R], state) -> scores
 Change = Callable[[torch.Tensor, torch.Tensor, SlotState], torch.Tensor]
 EVERY = ""  # the name of what applies to every step that is not plainly greedy
 
-# By the name that the table of sampling fields gives a feature, in the order of application: to every choice, and
-# then, behind the temperature, to draws.
+# By the name that the table of sampling fields gives a feature, in the order of application: to the logits themselves,
+# then to every choice, and then, behind the temperature, to draws.
+STRUCTURE: tuple[tuple[str, Change], ...] = ((STRUCTURED, keep_masked), (TABLED, keep_tabled))
 CHOICE: tuple[tuple[str, Change], ...] = (
     (LOGIT_BIAS, add_bias),
     (PENALISED, penalise),
@@ -53,8 +54,8 @@ class Sampled:
 def sample(logits: torch.Tensor, rows: torch.Tensor, state: SlotState, features: SamplingFeatures) -> Sampled:
     """The next token of each row. `logits`: float32 [R, V] (not changed), `rows`: int64 [R] slots."""
     asked = features.asked | {EVERY}
-    if STRUCTURED in asked:
-        logits = keep_structure(logits, rows, state)
+    for name, keep in STRUCTURE:
+        logits = keep(logits, rows, state) if name in asked else logits
     scores = logits
     for name, change in CHOICE:
         scores = change(scores, rows, state) if name in asked else scores
