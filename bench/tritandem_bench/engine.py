@@ -2,8 +2,8 @@
 
 Random prompts, greedy decoding to the full length, a list of batch sizes; for each: the engine, plain
 `generate` on the batch, and transformers' continuous batching (`generate_batch`). The systems take turns and
-each keeps its fastest run, because a busy neighbour only ever makes a run slower. The last line is one JSON
-document. Needs no server.
+each keeps its fastest run: a busy neighbour only ever makes a run slower. With `--structured 50,100` the engine also
+runs with such shares of the answers bound to JSON, each to its own schema. The last line is one JSON document.
 
     python -m tritandem_bench.engine --model DIR --device cpu --batch 1,8 --new-tokens 32
 """
@@ -16,7 +16,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.model.loader import resolve_device, resolve_dtype
 from tritandem.engine.service import EngineService, build_engine
+from tritandem.grammar import Grammar, Kind, Vocabulary
+from tritandem.tokenizer.files.source import read_source
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,14 @@ def random_prompts(count: int, tokens: int, vocab_size: int, seed: int) -> list[
 _ids = itertools.count()
 
 
-def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens: int) -> Measurement:
+def measure_engine(
+    service: EngineService, prompts: list[Int32Array], new_tokens: int, structured_percent: int = 0
+) -> Measurement:
     """Submit everything at once and read to the end. Raises RuntimeError when a sequence fails."""
     requests = [EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens)) for ids in prompts]
+    for row in range(len(prompts)):
+        if (row + 1) * structured_percent // 100 > row * structured_percent // 100:
+            requests[row] = replace(requests[row], grammar=endless_schema(row, new_tokens))
     without_token = {request.seq_id for request in requests}
     start, start_cpu = time.perf_counter(), time.process_time()
     refused = [error for error in service.submit(requests) if error is not None]
@@ -86,7 +93,25 @@ def measure_engine(service: EngineService, prompts: list[Int32Array], new_tokens
             without_token.difference_update(batch.seq_ids[batch.token_counts > 0].tolist())
             prefill_s = time.perf_counter() - start
     total_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
-    return Measurement("tritandem", len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
+    system = f"structured {structured_percent} %" if structured_percent else "tritandem"
+    return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
+
+
+def endless_schema(number: int, new_tokens: int) -> Grammar:
+    """A schema like no other's, whose answers do not end within so many tokens."""
+    fields = {
+        f"name_{number}": {"type": "string", "maxLength": 40},
+        "kind": {"enum": [f"kind {number}", "other"]},
+        "count": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,8}$"}, "maxItems": 3},
+    }
+    one = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return Grammar(Kind.JSON_SCHEMA, json.dumps({"type": "array", "items": one, "minItems": new_tokens}))
+
+
+def vocabulary_of(model: Path, rows: int) -> Vocabulary:
+    source = read_source(model)
+    return Vocabulary(source.json_text, rows, source.end_ids)
 
 
 # -- transformers --------------------------------------------------------------------------------------
@@ -164,6 +189,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="torch threads of all systems; 0: the engine's choice")
     parser.add_argument("--random-weights", action="store_true", help="weights from the configuration alone")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--structured", default="", help="shares of answers bound to JSON, in percent: 50,100")
     parser.add_argument("--without", default="", help="systems to leave out: generate, generate_batch")
     return parser.parse_args(arguments)
 
@@ -187,14 +213,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = load_reference(args.model, device, resolve_dtype(args.dtype, device), args.random_weights)
         runs["generate"] = partial(measure_transformers, "generate", plain_generate(reference))
         runs["generate_batch"] = partial(measure_transformers, "generate_batch", continuous_batching(reference))
-    service = build_engine(args.model, config, lambda message: print(message, flush=True))
+    service = build_engine(
+        args.model,
+        config,
+        lambda message: print(message, flush=True),
+        open_vocabulary=partial(vocabulary_of, args.model),
+    )
+    for percent in filter(None, args.structured.split(",")):
+        runs[f"structured {percent} %"] = partial(measure_engine, service, structured_percent=int(percent))
     runs = {"tritandem": partial(measure_engine, service), **runs}
     vocab_size = service.spec.vocab_size
     best: dict[tuple[str, int], Measurement] = {}
     for name in left_out:
         runs.pop(name, None)
     for run in runs.values():
-        run(random_prompts(1, 32, vocab_size, seed=0), 4)  # warm-up
+        run(
+            random_prompts(1, 32, vocab_size, seed=0), 4
+        )  # warm-up
     for size in batches:
         for repeat in range(args.repeat):
             prompts = random_prompts(size, args.prompt_tokens, vocab_size, seed=size * 100 + repeat)
