@@ -227,9 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in left_out:
         runs.pop(name, None)
     for run in runs.values():
-        run(
-            random_prompts(1, 32, vocab_size, seed=0), 4
-        )  # warm-up
+        run(random_prompts(1, 32, vocab_size, seed=0), 4)  # warm-up
     for size in batches:
         for repeat in range(args.repeat):
             prompts = random_prompts(size, args.prompt_tokens, vocab_size, seed=size * 100 + repeat)
