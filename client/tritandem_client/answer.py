@@ -46,6 +46,7 @@ class Answer:
         self._first_tokens = 0
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._latest: dict[str, list[Any]] = {}  # newest value of each output
         self._output_tokens = 0
 
@@ -77,7 +78,9 @@ class Answer:
             finish_reason=_first(outputs, "finish_reason", None) or None,
             cumulative_logprob=_first(outputs, "cumulative_logprob", None),
             logprobs=logprobs,
+            prompt_logprobs=_logprobs(_first(outputs, "prompt_logprobs", None)),
         )
+        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
         self._last_s = self._clock()
         if not self.started and (text or tokens):
             self._first_s, self._first_tokens = self._last_s, tokens
@@ -117,6 +120,7 @@ class Answer:
             cached_tokens=int(_first(self._latest, "cached_tokens", 0)),
             cumulative_logprob=_first(self._latest, "cumulative_logprob", None),
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
             seed=_first(self._latest, "used_seed", None),
             timings=self._timings(),
         )
@@ -140,13 +144,16 @@ def _first(outputs: Outputs, name: str, default: Any) -> Any:
 
 
 def _logprobs(text: Any) -> tuple[TokenLogprob, ...]:
-    """A JSON list, one object a token: {token id: {"logprob", "decoded_token"}}, the chosen token first."""
+    """A JSON list, one object a token: {token id: {"logprob", "decoded_token"}}, the chosen or given token first."""
     if not text:
         return ()
     tokens = []
     for entry in json.loads(text):
         said = [(int(token_id), one["logprob"], one.get("decoded_token") or "") for token_id, one in entry.items()]
         chosen_id, logprob, chosen_text = said[0]
+        if logprob is None:
+            tokens.append(TokenLogprob(chosen_id, None, chosen_text))
+            continue
         said.sort(key=_by_logprob)
         top = tuple((token_id, logprob) for token_id, logprob, _ in said)
         tokens.append(TokenLogprob(chosen_id, logprob, chosen_text, top, tuple(text for _, _, text in said)))

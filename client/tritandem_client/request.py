@@ -29,8 +29,9 @@ class Options(TypedDict, total=False):
     """Everything that `generate`, `stream`, `chat` and `chat_stream` accept by keyword. What is not given is not sent.
 
     `tools`: of a chat, functions that the model may call, in OpenAI's form; the call is text in the model's own form.
-    `logprobs`: number of alternatives per token (0: the chosen token's only). `traceparent`: W3C trace context of the
-    caller's span. `extra`: more request parameters, passed through as they are. `timeout_s` overrides the client's own.
+    `logprobs`: number of alternatives per token (0: the chosen token's only), `prompt_logprobs` likewise of the
+    prompt's tokens. `traceparent`: W3C trace context of the caller's span. `extra`: more request parameters, passed
+    through as they are. `timeout_s` overrides the client's own.
     """
 
     max_tokens: int
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logprobs: int
+    prompt_logprobs: int
     exclude_input: bool
     sampling_parameters: Mapping[str, Any]
     priority: Priority
@@ -109,6 +111,9 @@ def build_request(
     if "logprobs" in given:
         sampling["logprobs"] = given["logprobs"]
         report = (*report, "logprobs", "cumulative_logprob")
+    if "prompt_logprobs" in given:
+        sampling["prompt_logprobs"] = given["prompt_logprobs"]
+        report = (*report, "prompt_logprobs")
     if sampling:
         tensors.append(input_tensor("sampling_parameters", json.dumps(sampling)))
     tensors += [input_tensor(f"return_{name}", True) for name in report]

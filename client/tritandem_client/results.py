@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token; `top` holds (token id, logprob) of it and the alternatives, most likely first, and
-    `top_texts` what each of them reads."""
+    """One token; `top` holds (token id, logprob) of it and the alternatives, most likely first, and `top_texts` what
+    each of them reads. A prompt's first token has no `logprob` and no `top`."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
     text: str = ""
     top: tuple[tuple[int, float], ...] = ()
     top_texts: tuple[str, ...] = ()
@@ -46,6 +46,7 @@ class Chunk:
     finish_reason: str | None = None  # on the last chunk
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # on the first chunk, where asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Result:
     cached_tokens: int = 0
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
     timings: Timings = field(default_factory=Timings)
 

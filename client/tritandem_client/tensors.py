@@ -39,6 +39,7 @@ INPUT_TYPES: dict[str, str] = {
     "return_num_output_tokens": "BOOL",
     "return_cumulative_logprob": "BOOL",
     "return_logprobs": "BOOL",
+    "return_prompt_logprobs": "BOOL",
     "return_seed": "BOOL",
 }
 

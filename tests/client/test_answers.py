@@ -83,6 +83,23 @@ def test_an_answer_without_any_detail_is_still_an_answer(way: Any) -> None:
     assert set(server.visitors.requests[0].inputs) == {"text_input", "exclude_input_in_output"}
 
 
+def test_a_prompts_logprobs_come_first_and_stay_with_the_result(way: Any) -> None:
+    said = [
+        {"3": {"logprob": None, "rank": None, "decoded_token": "x"}},
+        {"7": {"logprob": -0.5, "decoded_token": "a"}},
+    ]
+    first = chunk("a", prompt_logprobs=("BYTES", [json.dumps(said)]))
+    server, client = way.connect(saying(first, last("", 0)))
+    stream = client.stream("x a", prompt_logprobs=0)
+    assert [len(said.prompt_logprobs) for said in stream] == [2, 0]
+    result = stream.result
+    assert result.prompt_logprobs == (TokenLogprob(3, None, "x"), TokenLogprob(7, -0.5, "a", ((7, -0.5),), ("a",)))
+    assert result.logprobs == ()
+    inputs = server.visitors.requests[0].inputs
+    assert inputs["return_prompt_logprobs"] == [True]
+    assert json.loads(inputs["sampling_parameters"][0]) == {"prompt_logprobs": 0}
+
+
 def test_logprobs_are_typed(way: Any) -> None:
     said = [
         {

@@ -28,7 +28,7 @@ from transformers import (
 from tritandem.config import EngineConfig
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
-from tritandem.contracts.stream import FinishCode
+from tritandem.contracts.stream import FinishCode, TokenScores
 from tritandem.engine.host.core import EngineCore
 from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.model.loader import LoadedModel
@@ -105,6 +105,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
     error: str = ""
+    scores: TokenScores | None = None
 
 
 class Rig:
@@ -137,6 +138,10 @@ class Rig:
             answer.finish = FinishCode(batch.finish[row])
             answer.cached_tokens = int(batch.cached_tokens[row])
             answer.error = batch.errors.get(row, "")
+            if row in batch.prompts:
+                assert answer.scores is None, "scores came twice"
+                assert count == len(answer.tokens), "not beside the first token"
+                answer.scores = batch.prompts[row]
             if batch.logprobs is not None:
                 answer.logprobs += batch.logprobs[start : start + count].tolist()
             if batch.top_ids is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.rows.layout import FIELDS, INIT_HEAD, INIT_WORDS, OFFSETS, ROW_WORDS
 from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
 from tritandem.engine.runners.program import Part, Record, make_program
+from tritandem.engine.sampling.prompt_scores import scored_rows
 from tritandem.engine.step import GREEDY, PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
 
 SPEC = RunnerSpec("cpu", 8, 64, 16, 256, 64, 32, ((8, 32),), 97, 2)
@@ -55,6 +58,17 @@ def test_a_pass_without_room_for_the_rows_leaves_them_a_step_of_their_own() -> N
     program = programmed(plan, size=PassSize(rows=0, tokens=32))
     assert [record.parts for record in program.records] == [(Part([2], first=0),), (Part((1,)),)]
     assert program.bucket == 8
+
+
+def test_a_chunk_that_is_scored_runs_eagerly_with_whoever_is_beside_it() -> None:
+    scored = dataclasses.replace(chunk(2, 0, 5, True), targets=np.arange(4, dtype=np.int32), alternatives=3)
+    plan = StepPlan(1, prefill=[chunk(4, 0, 3, False), scored], decode_slots=[1])
+    program = programmed(plan, size=PassSize(rows=8, tokens=32))
+    assert program.size is None
+    assert program.eager is not None
+    assert program.eager.scored == plan.prefill
+    assert [record.parts for record in program.records] == [(Part([2]),), (Part((1,)),)]
+    assert scored_rows(plan.prefill, "cpu").tolist() == [3, 4, 5, 6]
 
 
 def test_chunks_that_no_graph_holds_run_eagerly() -> None:

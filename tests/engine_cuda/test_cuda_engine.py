@@ -390,3 +390,19 @@ def test_1000_random_admissions_and_cancellations_leave_every_block_free(cuda_de
     assert rig.core.load().preemptions > 0
     assert len(rig.answers) == 1000
     runner.close()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
+def test_prompts_are_scored_as_on_the_cpu(kind: str, cuda_device: torch.device) -> None:
+    """In chunks beside rows that decode, eagerly; whoever is not scored gets the same tokens."""
+    batch = prompts(6, seed=11, low=20, high=60)
+    asked = [request(i, ids, **({"prompt_logprobs": 3} if i % 2 else {})) for i, ids in enumerate(batch)]
+    device = answers(cuda_runner(kind, prefill_tokens_per_step=24), asked)
+    host = answers(CpuRunner(loaded(kind, "cpu"), EngineConfig(num_blocks=128, max_sequences=8)), asked)
+    assert tokens_of(device) == tokens_of(host)
+    for i in range(6):
+        ours, theirs = device[i].scores, host[i].scores
+        assert (ours is None) == (theirs is None) == (i % 2 == 0)
+        if ours is not None:
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=5e-3)
+            np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=5e-3)

@@ -125,6 +125,71 @@ def test_several_prompts_and_choices_each_have_their_index(house: House) -> None
     assert sent == [("a", 5), ("a", 6), ("b", 5), ("b", 6)]
 
 
+def scoring(request: Received) -> Any:
+    """A model that scores the prompt "ab" where that is asked for."""
+    if request.model == "tokenizer":
+        yield {"text_output": ("BYTES", ["ab"]), "refusal": ("BYTES", [""])}
+        return
+    asked = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
+    alternatives = {"9": {"logprob": -0.5, "rank": 1, "decoded_token": "c"}}
+    chosen = {"7": {"logprob": -2.0, "rank": 2, "decoded_token": "b"}}
+    prompt = [{"3": {"logprob": None, "rank": None, "decoded_token": "a"}}, chosen | alternatives]
+    more = {"prompt_logprobs": ("BYTES", [json.dumps(prompt)])} if "prompt_logprobs" in asked else {}
+    yield {**last("d", 1, "length"), "logprobs": ("BYTES", [json.dumps([alternatives])]), **more}
+
+
+PROMPT_SCORES = {
+    "tokens": ["a", "b"],
+    "token_logprobs": [None, -2.0],
+    "top_logprobs": [None, {"c": -0.5}],
+    "text_offset": [0, 1],
+}
+
+
+@pytest.mark.parametrize("prompt", ["ab", [3, 7]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_log_probabilities_begins_with_the_prompts(house: House, prompt: Any, stream: bool) -> None:
+    body = {"prompt": prompt, "n": 2, "echo": True, "logprobs": 1, "max_tokens": 1, "stream": stream}
+    reply = house.ask(scoring, "POST", COMPLETIONS, body)
+    answer = {"tokens": ["c"], "token_logprobs": [-0.5], "top_logprobs": [{"c": -0.5}], "text_offset": [2]}
+    both = {name: [*values, *answer[name]] for name, values in PROMPT_SCORES.items()}
+    if stream:
+        told = [event["choices"][0] for event in reply.events]
+        for index in range(2):
+            first, second, end = (choice for choice in told if choice["index"] == index)
+            assert (first["text"], first["logprobs"]) == ("ab", PROMPT_SCORES)
+            assert (second["text"], second["logprobs"]) == ("d", answer)
+            assert end["finish_reason"] == "length"
+    else:
+        assert [(one["text"], one["logprobs"]) for one in reply.json["choices"]] == [("abd", both)] * 2
+    assert sum("prompt_logprobs" in str(request.inputs) for request in house.requests) == 1, "one prompt, scored once"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_token_to_generate_the_prompt_alone_is_told(house: House, stream: bool) -> None:
+    body = {"prompt": [3, 7], "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    reply = house.ask(scoring, "POST", COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+    if stream:
+        first, end = (event["choices"][0] for event in reply.events[:-1])
+        usage = reply.events[-1]["usage"]
+    else:
+        [first], usage = reply.json["choices"], reply.json["usage"]
+        end = first
+    assert (first["text"], first["logprobs"], end["finish_reason"]) == ("ab", PROMPT_SCORES, "length")
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 0)
+
+
+def test_scores_of_the_prompt_have_vllms_form_too(house: House) -> None:
+    [choice] = house.ask(scoring, "POST", CHAT, {**HELLO, "prompt_logprobs": 1}).json["choices"]
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "9": {"logprob": -0.5, "rank": 1, "decoded_token": "c"},
+            "7": {"logprob": -2.0, "rank": 2, "decoded_token": "b"},
+        },
+    ]
+
+
 def test_the_other_choices_begin_with_the_first_ones_first_token(house: House) -> None:
     seen: list[int] = []
 

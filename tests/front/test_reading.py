@@ -165,10 +165,21 @@ def test_log_probabilities_have_two_forms() -> None:
     assert completion(logprobs=2).options["logprobs"] == 2
 
 
-def test_only_a_text_without_log_probabilities_is_echoed() -> None:
-    assert completion(echo=True, prompt=["a", "b"]).echo == ("a", "b")
-    assert refusal(completion, echo=True, prompt=[1]).param == "echo"
-    assert refusal(completion, echo=True, logprobs=1).param == "echo"
+def test_an_echo_with_log_probabilities_asks_for_the_prompts() -> None:
+    assert "prompt_logprobs" not in completion(echo=True).options
+    assert completion(echo=True, logprobs=2).options["prompt_logprobs"] == 2
+    assert completion(echo=True, logprobs=2, prompt_logprobs=4).options["prompt_logprobs"] == 4
+    assert "prompt_logprobs" not in completion(logprobs=2).options
+    assert chat(prompt_logprobs=0).options["prompt_logprobs"] == 0
+    assert refusal(chat, prompt_logprobs=0, stream=True).param == "prompt_logprobs"
+
+
+def test_no_answer_is_wanted_only_where_the_prompt_is() -> None:
+    """The model says one token then, which nobody is shown."""
+    ask = completion(echo=True, logprobs=1, max_tokens=0)
+    assert (ask.answered, ask.options["max_tokens"]) == (False, 1)
+    assert completion(max_tokens=0).options["max_tokens"] == 0, "refused by the engine, which names it"
+    assert completion(echo=True).answered
 
 
 @pytest.mark.parametrize(

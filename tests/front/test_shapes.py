@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tritandem.front.chat import ChatShape
-from tritandem.front.completions import CompletionShape
+from tritandem.front.completions import CompletionShape, scores_of_prompt, with_prompt
 from tritandem.front.errors import from_client
 from tritandem.front.shapes import Envelope, finish_reason, usage
 from tritandem_client import (
@@ -49,6 +49,26 @@ def test_a_completion_tells_offsets_and_alternatives_by_text() -> None:
         "top_logprobs": [{"a": -0.1, "\ufffd": -2.0}, {"a": -0.1, "b": -2.0}],
         "text_offset": [10, 11],
     }
+
+
+def test_a_prompts_tokens_stand_before_the_answers() -> None:
+    parts = [TokenLogprob(9, -1.0, "\ufffd", ((9, -1.0),), ("\ufffd",))] * 2
+    prompt = [TokenLogprob(0, None, "<s>"), *parts, LIKELY]
+    answer = CompletionShape().piece(0, "a", [LIKELY], 1, 2)["logprobs"]
+    said = with_prompt(answer, prompt, "é" + "a", 1)
+    assert said["tokens"] == ["<s>", "\ufffd", "\ufffd", "a", "a"]
+    assert said["token_logprobs"] == [None, -1.0, -1.0, -0.1, -0.1]
+    assert said["top_logprobs"] == [None, {"\ufffd": -1.0}, {"\ufffd": -1.0}, {"a": -0.1}, {"a": -0.1}]
+    assert said["text_offset"] == [0, 0, 0, 1, 2], "what the text does not show begins where the next token does"
+    assert with_prompt(None, prompt, "éa", 0)["top_logprobs"] is None
+    assert scores_of_prompt(prompt)[0] is None
+    assert scores_of_prompt([UNLIKELY]) == [
+        {
+            "1": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
+            "2": {"logprob": -2.0, "rank": 2, "decoded_token": "\ufffd"},
+            "7": {"logprob": -3.0, "rank": 3, "decoded_token": "é"},
+        }
+    ]
 
 
 def test_of_alternatives_that_read_alike_the_likeliest_is_told() -> None:

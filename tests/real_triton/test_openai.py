@@ -10,11 +10,13 @@ from threading import Event
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from tritandem.server import TritonServer
 from tritandem.server.front_workers import FrontOptions, FrontWorkers
 
 from tests.real_triton.raw_client import RawClient
-from tests.real_triton.started import free_ports
+from tests.real_triton.started import demo_model, free_ports
 
 openai = pytest.importorskip("openai", reason="openai is not installed")
 pytestmark = [
@@ -88,9 +90,35 @@ def test_several_choices_differ_and_a_seed_repeats_them(api: Any) -> None:
 def test_prompts_are_texts_or_ids_and_texts_are_echoed(api: Any) -> None:
     answer = api.completions.create(prompt=["1, 2, 3,", "a, b, c,"], max_tokens=4, echo=True, **GREEDY)
     assert [choice.text[:8] for choice in answer.choices] == ["1, 2, 3,", "a, b, c,"]
-    ids = api.completions.create(prompt=[[1, 2, 3], [4, 5]], max_tokens=2, **GREEDY)
+    ids = api.completions.create(prompt=[[1, 2, 3], [4, 5]], max_tokens=2, echo=True, **GREEDY)
     assert [choice.index for choice in ids.choices] == [0, 1]
     assert ids.usage.prompt_tokens == 5
+
+
+def test_a_prompts_log_probabilities_are_the_models_own(api: Any) -> None:
+    """As lm-eval asks for them."""
+    text, model_folder = "The capital of France is Paris, the café of Europe.", demo_model()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    ids = tokenizer(text).input_ids
+    asked = {"prompt": ids, "echo": True, "logprobs": 2, "max_tokens": 1, **GREEDY}
+    answer = api.completions.create(**asked)
+    said = answer.choices[0].logprobs
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+    truth = logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    assert said.token_logprobs[0] is None
+    assert said.token_logprobs[1:-1] == pytest.approx(truth, abs=2e-3)
+    best = [max(top.values()) for top in said.top_logprobs[1:]]
+    assert best == pytest.approx(logprobs.max(dim=-1).values.tolist(), abs=2e-3)
+    assert answer.choices[0].text.startswith(text)
+    assert all(text[at:].startswith(token) for token, at in zip(said.tokens[:5], said.text_offset, strict=False))
+    alone = api.completions.create(**{**asked, "max_tokens": 0})
+    assert (alone.choices[0].text, alone.usage.completion_tokens) == (text, 0)
+    assert alone.choices[0].logprobs.token_logprobs == said.token_logprobs[:-1]
+    streamed = [chunk.choices[0] for chunk in api.completions.create(stream=True, **asked)]
+    assert streamed[0].text == text
+    assert streamed[0].logprobs.token_logprobs == said.token_logprobs[:-1]
 
 
 def test_log_probabilities_come_in_both_shapes(api: Any) -> None:

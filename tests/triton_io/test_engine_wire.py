@@ -13,7 +13,7 @@ from tritandem.contracts.errors import DeadlineExpired, EngineFailed, InvalidReq
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.grammars import Grammar, Kind, Thinking
 from tritandem.contracts.requests import EngineRequest
-from tritandem.contracts.stream import LoadSnapshot, TokenBatch
+from tritandem.contracts.stream import LoadSnapshot, TokenBatch, TokenScores
 from tritandem.triton_io.hops import engine_wire
 
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40)
@@ -31,6 +31,7 @@ sampling = st.builds(
     frequency_penalty=st.floats(-2, 2),
     seed=st.integers(0, 2**63 - 1),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 thoughts = st.builds(Thinking, st.text(), st.text(), st.booleans())
 requests = st.builds(
@@ -104,6 +105,36 @@ def test_batches_survive_the_hop(counts: list[int], width: int | None, with_erro
         assert (one is None) == (other is None)
         assert one is None or np.array_equal(one, other)
     assert arrived.load == sent.load
+    assert arrived.errors == sent.errors
+
+
+@pytest.mark.parametrize("width", [None, 0, 5])
+def test_scores_of_prompts_survive_the_hop(width: int | None) -> None:
+    random = np.random.default_rng(1)
+
+    def scores(size: int, alternatives: int) -> TokenScores:
+        values = random.normal(size=(size, 1 + alternatives)).astype(np.float32)
+        return TokenScores(values[:, 0], random.integers(0, 9, (size, alternatives)).astype(np.int32), values[:, 1:])
+
+    sent = replace(
+        batch([0, 3, 1], width, with_errors=True), prompts={0: scores(7, 2), 2: scores(0, 3), 1: scores(5, 0)}
+    )
+    wire = engine_wire.pack_batch(sent)
+    arrived = engine_wire.unpack_batch(wire)
+    wire.header.fill(0)
+    wire.tokens.fill(0)
+    assert wire.floats is not None
+    wire.floats.fill(0)
+    assert list(arrived.prompts) == [0, 2, 1]
+    for row, one in sent.prompts.items():
+        for name in ("logprobs", "top_ids", "top_logprobs"):
+            mine, other = getattr(one, name), getattr(arrived.prompts[row], name)
+            assert mine.dtype == other.dtype
+            assert np.array_equal(mine, other)
+    for name in ("tokens", "logprobs", "top_ids", "top_logprobs"):
+        one, other = getattr(sent, name), getattr(arrived, name)
+        assert (one is None) == (other is None)
+        assert one is None or np.array_equal(one, other)
     assert arrived.errors == sent.errors
 
 

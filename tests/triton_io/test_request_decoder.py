@@ -222,6 +222,14 @@ def test_log_probabilities_are_gathered_for_every_name_that_asks() -> None:
     assert sampled(logprobs=3).sampling.logprobs == 3
 
 
+def test_a_prompts_log_probabilities_are_asked_for_by_flag_or_number() -> None:
+    asked = request(PROMPT | {"return_prompt_logprobs": one(True, np.bool_)})
+    assert (asked.sampling.prompt_logprobs, asked.output.prompt_logprobs) == (0, True)
+    assert sampled(prompt_logprobs=3).sampling.prompt_logprobs == 3
+    assert sampled(prompt_logprobs=3).output.prompt_logprobs
+    assert (request(PROMPT).sampling.prompt_logprobs, request(PROMPT).output.prompt_logprobs) == (None, False)
+
+
 def test_class_deadline_and_tenant_come_as_parameters_or_tensors() -> None:
     made = request(PROMPT, {"priority_class": "batch", "deadline_ms": 50, "tenant": "acme"})
     assert (made.priority, made.tenant, made.deadline_ns) == (PriorityClass.BATCH, "acme", 1_000 + 50_000_000)
@@ -265,6 +273,7 @@ BAD_JSON = [
     ({"seed": -1}, "seed"),
     ({"seed": 2**63}, "seed"),
     ({"logprobs": 21}, "logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"stop": [1]}, "stop:"),
     ({"stop": ["x"] * 65}, "stop_words"),
     ({"bad_words": "toolongaword"}, "bad_words"),

@@ -623,6 +623,18 @@ def test_the_last_response_waits_for_a_question_under_way() -> None:
     assert finished.is_set()
 
 
+def test_a_prompts_logprobs_come_once_and_its_first_token_has_none() -> None:
+    made, sender = sink({"prompt_logprobs"}, wanted=["prompt_logprobs"])
+    made.send(Chunk("a", 1, prompt_logprobs=(TokenLogprob(3, None), TokenLogprob(4, -0.5, ((4, -0.5),)))))
+    made.finish(LAST)
+    first, second = (response.arrays() for response in sender.responses)
+    assert json.loads(first["prompt_logprobs"][0]) == [
+        {"3": {"logprob": None, "rank": None, "decoded_token": "<3>"}},
+        {"4": {"logprob": -0.5, "rank": 1, "decoded_token": "<4>"}},
+    ]
+    assert "prompt_logprobs" not in second
+
+
 def test_logprobs_are_written_as_the_vllm_backend_writes_them() -> None:
     made, sender = sink({"logprobs"})
     chosen_second = TokenLogprob(5, -1.0, ((9, -0.5), (5, -1.0)))

@@ -29,10 +29,10 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token's log-probability and the asked-for alternatives, most likely first."""
+    """A token's log-probability and the asked-for alternatives, most likely first."""
 
     token_id: int
-    logprob: float
+    logprob: float | None  # None: a prompt's first token has none
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -50,6 +50,7 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     stamps: Stamps | None = None  # set on the last chunk only
     seed: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # set on the first chunk, where asked for
 
 
 class ResponseSink(Protocol):

@@ -57,7 +57,8 @@ class SamplingParams:
 
     `seed` fixes the random stream of one request: token i depends on (seed, i) only, never on the batch. A request
     that samples without one gets a random one where it is decoded, and keeps it.
-    `logprobs` is the number of alternatives reported per token (0: only the chosen one's, None: none).
+    `logprobs` is the number of alternatives reported per token (0: only the chosen one's, None: none);
+    `prompt_logprobs` likewise for each token of the prompt behind the first, given those before it.
     """
 
     max_tokens: int = _field(
@@ -112,6 +113,7 @@ class SamplingParams:
         draws=lambda _: True, llm_api=True,
     )  # fmt: skip
     logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")
+    prompt_logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest naming the first field out of range."""

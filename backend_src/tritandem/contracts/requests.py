@@ -32,6 +32,7 @@ class OutputOptions:
     num_output_tokens: bool = False
     cumulative_logprob: bool = False
     logprobs: bool = False
+    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

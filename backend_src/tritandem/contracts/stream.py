@@ -71,6 +71,15 @@ class LoadSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities of T given tokens, and of the K likeliest in the place of each, most likely first."""
+
+    logprobs: Float32Array  # [T]
+    top_ids: Int32Array  # [T, K]
+    top_logprobs: Float32Array  # [T, K]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """One message of an engine's stream: the new tokens of every sequence that has any (or has ended).
 
@@ -89,6 +98,8 @@ class TokenBatch:
     top_ids: Int32Array | None = None  # [T, K] alternatives, -1 where not asked for
     top_logprobs: Float32Array | None = None  # [T, K]
     errors: dict[int, str] = field(default_factory=dict)  # row -> message, for FinishCode.ERROR
+    # row -> scores of the prompt's tokens behind the first; beside the sequence's first token, where asked for
+    prompts: dict[int, TokenScores] = field(default_factory=dict)
 
 
 class EnginePort(Protocol):

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ..contracts.arrays import Float32Array, Int32Array, UInt8Array
 from ..contracts.fields import SamplingParams
+from ..contracts.stream import TokenScores
 
 # Features with tables beside the rows.
 PENALISED, BAD_WORDS = "penalised", "bad_words"
@@ -56,13 +57,16 @@ class SlotInit:
 class PrefillChunk:
     """Positions [start, start + len(ids)) of one slot. The last chunk samples the next token.
 
-    Its KV blocks are in the block table before this step (`block_updates` of this or an earlier step).
+    Its KV blocks are in the block table before this step (`block_updates` of this or an earlier step). `targets` are
+    to be scored: the tokens that follow its first, second, ... position; of a prompt's last there is none.
     """
 
     slot: int
     start: int
     ids: Int32Array
     last: bool
+    targets: Int32Array | None = None  # [n], n <= len(ids)
+    alternatives: int = 0  # likeliest tokens reported beside each
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class StepResult:
     logprobs: Float32Array | None = None  # [R], NaN where not asked for
     top_ids: Int32Array | None = None  # [R, K]
     top_logprobs: Float32Array | None = None  # [R, K]
+    scores: Sequence[TokenScores] = ()  # of chunks with targets, in the plan's order
 
 
 @dataclass(frozen=True, slots=True)

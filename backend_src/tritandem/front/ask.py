@@ -41,7 +41,9 @@ class Ask:
     stream: bool
     include_usage: bool
     logprobs: int | None  # alternatives beside each token; None: no log-probabilities
-    echo: tuple[str, ...]  # by question, what goes before the answer
+    echo: bool  # the prompt goes before the answer
+    answered: bool  # False: the prompt alone is wanted, whatever token came after it
+    scored_prompt: bool  # as a list of its own
     user: str | None
     unknown: tuple[str, ...]  # names of fields that nobody knows
     tools: tuple[str, ...]  # names of functions that the model may call
@@ -97,6 +99,7 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
         options["logprobs"] = logprobs
     names["logprobs"] = "top_logprobs" if door == CHAT else "logprobs"
     questions = _questions(door, values)
+    answered = _ask_for_prompt(values, options, logprobs)
     n = values.get("n", 1)
     if n * len(questions) > MAX_CHOICES:
         raise invalid("n", f"{n} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all")
@@ -109,7 +112,9 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage") or False,
         logprobs=logprobs,
-        echo=_echo(values, questions, logprobs),
+        echo=values.get("echo", False),
+        answered=answered,
+        scored_prompt="prompt_logprobs" in values,
         user=values.get("user"),
         unknown=unknown,
         tools=_tools(values, options),
@@ -153,14 +158,19 @@ def _questions(door: str, values: Mapping[str, Any]) -> tuple[Question, ...]:
     return tuple(Question(prompt=one) if isinstance(one, str) else Question(input_ids=one) for one in values[name])
 
 
-def _echo(values: Mapping[str, Any], questions: tuple[Question, ...], logprobs: int | None) -> tuple[str, ...]:
-    if not values.get("echo"):
-        return ("",) * len(questions)
-    if logprobs is not None:
-        raise not_honoured("echo", True, "false with logprobs: those of the prompt are not offered")
-    if not all("prompt" in question for question in questions):
-        raise not_honoured("echo", True, "false with token ids: only a text can be repeated")
-    return tuple(question["prompt"] for question in questions)
+def _ask_for_prompt(values: Mapping[str, Any], options: dict[str, Any], logprobs: int | None) -> bool:
+    """What the model must say of the prompt. False: it alone is wanted; the model then says one token for nobody."""
+    scored: int | None = values.get("prompt_logprobs")
+    if scored is not None and values.get("stream"):
+        raise not_honoured("prompt_logprobs", scored, "nothing with stream; logprobs with echo are streamed")
+    if values.get("echo") and logprobs is not None:
+        scored = max(logprobs, scored or 0)
+    if scored is not None:
+        options["prompt_logprobs"] = scored
+    if values.get("echo") and options["max_tokens"] == 0:
+        options["max_tokens"] = 1
+        return False
+    return True
 
 
 def refuse_other_models(ask: Ask, models: tuple[str, ...]) -> None:

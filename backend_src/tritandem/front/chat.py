@@ -48,6 +48,6 @@ def _logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
     """The bytes of a token that holds a part of a character are not known."""
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tritandem_client import TokenLogprob
@@ -30,6 +30,33 @@ class CompletionShape:
         self, index: int, text: str, reason: str, logprobs: Sequence[TokenLogprob] | None, top: int, offset: int
     ) -> dict[str, Any]:
         return {**self.piece(index, text, logprobs, top, offset), "finish_reason": reason}
+
+
+def with_prompt(said: Mapping[str, Any] | None, prompt: Sequence[TokenLogprob], echo: str, top: int) -> dict[str, Any]:
+    """`said` of the answer, behind what is said of the prompt, which reads `echo`. Of its first token nothing is known;
+    one that `echo` does not show, or of which it shows a character's part, begins where the next one does."""
+    offsets, at, pending = [], 0, 0
+    for one in prompt:
+        found = -1 if "\ufffd" in one.text else echo.find(one.text, at, at + pending + len(one.text))
+        offsets.append(at if found < 0 else found)
+        pending = pending + len(one.text) if found < 0 else 0
+        at = at if found < 0 else found + len(one.text)
+    scored = _logprobs(prompt, top, 0) | {"text_offset": offsets}
+    if top and prompt:
+        scored["top_logprobs"][0] = None
+    return {name: values and values + (said[name] if said else []) for name, values in scored.items()}
+
+
+def scores_of_prompt(prompt: Sequence[TokenLogprob]) -> list[dict[str, dict[str, Any]] | None]:
+    """As vLLM tells them: by id; nothing of the first."""
+    scored: list[dict[str, dict[str, Any]] | None] = []
+    for one in prompt:
+        told = {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": text}
+            for rank, ((token, logprob), text) in enumerate(zip(one.top, one.top_texts, strict=True), start=1)
+        }
+        scored.append(told or None)
+    return scored
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], top: int, offset: int) -> dict[str, Any]:

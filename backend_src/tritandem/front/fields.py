@@ -203,8 +203,12 @@ FIELDS: tuple[Field, ...] = (
           whole(0, MAX_TOP_LOGPROBS), (CHAT,)),
     Field("logprobs", _INTEGER, "none", f"log-probabilities, with this many alternatives, up to {MAX_TOP_LOGPROBS}",
           whole(0, MAX_TOP_LOGPROBS), (COMPLETIONS,)),
-    Field("echo", _FLAG, "false", "the prompt before the answer; text prompts, without `logprobs`", flag,
-          (COMPLETIONS,)),
+    Field("echo", _FLAG, "false",
+          "the prompt before the answer, with its tokens' `logprobs` where those are asked for; then `max_tokens` may "
+          "be 0", flag, (COMPLETIONS,)),
+    Field("prompt_logprobs", _INTEGER, "none",
+          f"log-probabilities of the prompt's tokens as vLLM gives them, with up to {MAX_TOP_LOGPROBS} alternatives; "
+          "not streamed", whole(0, MAX_TOP_LOGPROBS)),
     Field("stream", _FLAG, "false", "server-sent events, ended by `[DONE]`", flag),
     Field("stream_options", {"type": "object"}, "none", "`include_usage`: a last chunk with the usage",
           stream_options),
@@ -228,7 +232,6 @@ NEUTRAL: tuple[Neutral, ...] = (
     Neutral("best_of", (1,), "use n"),
     Neutral("use_beam_search", (False,), _ABSENT),
     Neutral("length_penalty", (1, 1.0), "belongs to beam search"),
-    Neutral("prompt_logprobs", (), _ABSENT),
     Neutral("guided_json", (), _ABSENT),
     Neutral("guided_regex", (), _ABSENT),
     Neutral("guided_choice", (), _ABSENT),

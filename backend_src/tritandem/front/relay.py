@@ -9,15 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from tritandem_client import AsyncClient, AsyncStream, Chunk, Result
+from tritandem_client import AsyncClient, AsyncStream, Chunk, Result, TokenLogprob
 
 from .ask import Ask
 from .chat_turns import ChatTurns
+from .completions import scores_of_prompt, with_prompt
 from .exchange import Exchange
 from .formats.turn import Turn
 from .shapes import DONE, Envelope, Shape, finish_reason, usage
+from .tokenize import detokenize
+
+Said = TypeVar("Said", Chunk, Result)
 
 
 class Relay:
@@ -36,6 +41,8 @@ class Relay:
         self._turns = turns
         self._ask, self._shape, self._envelope, self._client, self._options = ask, shape, envelope, client, options
         self._begun = [asyncio.Event() for _ in ask.questions]
+        self._echo = [""] * len(ask.questions)
+        self._prompts: list[tuple[TokenLogprob, ...]] = [()] * len(ask.questions)
         self.results: list[Result] = []
         self._streams: list[AsyncStream] = []
 
@@ -47,6 +54,7 @@ class Relay:
     async def answer(self, exchange: Exchange) -> None:
         """All of it in one piece."""
         ask = self._ask
+        await self._read_echo()
         if len(ask.questions) == ask.n == 1:
             self.results = [await self._ask_once()]
         else:
@@ -56,6 +64,7 @@ class Relay:
 
     async def stream(self, exchange: Exchange) -> None:
         """Events, as the model speaks."""
+        await self._read_echo()
         self.results = await _together([self._forward(index, exchange) for index in range(self._choices)])
         last = DONE
         if self._ask.include_usage:
@@ -66,17 +75,39 @@ class Relay:
     def _choices(self) -> int:
         return len(self._ask.questions) * self._ask.n
 
+    async def _read_echo(self) -> None:
+        """The texts of prompts that are to be repeated."""
+        for number, question in enumerate(self._ask.questions if self._ask.echo else ()):
+            if "prompt" in question:
+                self._echo[number] = question["prompt"]
+            else:
+                request_id = f"{self._options['request_id']}-echo-{number}"
+                said = await detokenize(self._client, {"tokens": question["input_ids"]}, request_id, None)
+                self._echo[number] = said["prompt"]
+
     def _settings(self, index: int) -> dict[str, Any]:
-        return {
+        settings = {
             **self._ask.options_of(index),
             **self._options,
             "request_id": f"{self._options['request_id']}{f'-{index}' if index else ''}",
         }
+        if index % self._ask.n:
+            settings.pop("prompt_logprobs", None)  # the first answer to the question brings them
+        return settings
+
+    def _note(self, index: int, said: Chunk) -> Chunk:
+        """What of it is for the client."""
+        question = index // self._ask.n
+        self._prompts[question] = self._prompts[question] or said.prompt_logprobs
+        self._begun[question].set()
+        return said if self._ask.answered else _prompt_alone(said)
 
     async def _ask_once(self) -> Result:
         question: dict[str, Any] = dict(self._ask.questions[0])
         ask = self._client.chat if "messages" in question else self._client.generate
-        return await ask(**question, **self._settings(0))
+        result = await ask(**question, **self._settings(0))
+        self._prompts[0] = result.prompt_logprobs
+        return result if self._ask.answered else _prompt_alone(result)
 
     def _open(self, index: int) -> AsyncStream:
         question: dict[str, Any] = dict(self._ask.questions[index // self._ask.n])
@@ -92,28 +123,29 @@ class Relay:
     async def _collect(self, index: int) -> Result:
         await self._wait_for_first(index)
         async with self._open(index) as answer:
-            async for _ in answer:
-                self._begun[index // self._ask.n].set()
-        return answer.result
+            async for chunk in answer:
+                self._note(index, chunk)
+        return answer.result if self._ask.answered else _prompt_alone(answer.result)
 
     async def _forward(self, index: int, exchange: Exchange) -> Result:
         await self._wait_for_first(index)
-        begun, shape, event = self._begun[index // self._ask.n], self._shape, self._envelope.event
+        shape, event = self._shape, self._envelope.event
         opening = shape.opening(index)
         before = event([opening]) if opening else b""
-        echo = self._ask.echo[index // self._ask.n]
-        if echo:
-            before += event([shape.piece(index, echo, None, 0, 0)])
-        offset = len(echo)
+        offset, begun = 0, False
         turn = self._turns.open() if self._turns else None
         async with self._open(index) as answer:
             async for chunk in answer:
-                begun.set()
-                data = before + self._events_of(chunk, index, offset, turn)
-                before, offset = b"", offset + len(chunk.text)
+                said = self._note(index, chunk)
+                if self._ask.echo and not begun:
+                    before += event([self._with_prompt(index, shape.piece(index, "", None, 0, 0))])
+                    offset = len(self._echo[index // self._ask.n])
+                begun = True
+                data = before + self._events_of(said, index, offset, turn)
+                before, offset = b"", offset + len(said.text)
                 if data:
                     await exchange.event(data)
-        return answer.result
+        return answer.result if self._ask.answered else _prompt_alone(answer.result)
 
     def _events_of(self, chunk: Chunk, index: int, offset: int, turn: Turn | None) -> bytes:
         shape, event, data = self._shape, self._envelope.event, b""
@@ -131,13 +163,35 @@ class Relay:
             data += event([shape.ending(index, finish_reason(chunk.finish_reason))])
         return data
 
+    def _with_prompt(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:
+        """The choice of a completion, behind the prompt that it repeats."""
+        question, ask = index // self._ask.n, self._ask
+        echo, prompt = self._echo[question], self._prompts[question]
+        if ask.logprobs is not None:
+            choice["logprobs"] = with_prompt(choice["logprobs"], prompt, echo, ask.logprobs)
+        return {**choice, "text": echo + choice["text"]}
+
     def _whole(self, index: int, result: Result) -> dict[str, Any]:
-        echo = self._ask.echo[index // self._ask.n]
+        choice = self._choice(index, result)
+        if self._ask.echo:
+            choice = self._with_prompt(index, choice)
+        if self._ask.scored_prompt:
+            choice["prompt_logprobs"] = scores_of_prompt(self._prompts[index // self._ask.n])
+        return choice
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
         logprobs = None if self._ask.logprobs is None else result.logprobs
         reason = finish_reason(result.finish_reason)
         if self._turns:
             return self._turns.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0)
-        return self._shape.whole(index, echo + result.text, reason, logprobs, self._ask.logprobs or 0, len(echo))
+        offset = len(self._echo[index // self._ask.n])
+        return self._shape.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0, offset)
+
+
+def _prompt_alone(said: Said) -> Said:
+    """Without the one token that the model had to say."""
+    reason = said.finish_reason and "length"
+    return replace(said, text="", num_output_tokens=0, logprobs=(), finish_reason=reason)
 
 
 def received(streams: Sequence[AsyncStream]) -> list[Result]:

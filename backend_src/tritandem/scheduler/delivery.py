@@ -15,7 +15,7 @@ import numpy as np
 from ..contracts.answers import TokenLogprob
 from ..contracts.arrays import Int32Array
 from ..contracts.errors import EngineFailed
-from ..contracts.stream import FinishCode, TokenBatch
+from ..contracts.stream import FinishCode, TokenBatch, TokenScores
 from .desk import Desk
 from .lifecycle import STOP_WORD, STOP_WORD_AT_END, Ending, State, ended_by_engine, ended_by_error
 from .messages import FirstToken, Tell
@@ -84,6 +84,8 @@ class TokenRouter:
     def _note(self, ticket: Ticket, batch: TokenBatch, row: int) -> None:
         ticket.engine_stamps = batch.stamps_ns[row].copy()
         ticket.cached_tokens = int(batch.cached_tokens[row])
+        if (scores := batch.prompts.get(row)) is not None:
+            ticket.prompt_logprobs = prompt_logprobs(ticket, scores)
         if ticket.blank and batch.token_counts[row]:
             ticket.blank = False
             self._tell(FirstToken(ticket))
@@ -118,6 +120,14 @@ def text_tokens(batch: TokenBatch, rows: list[int]) -> tuple[Int32Array, Int32Ar
     keep_tokens = np.repeat(keep_rows, counts)
     keep_tokens[np.cumsum(counts)[stop_rows] - 1] = False
     return batch.tokens[keep_tokens], (counts - stop_rows).astype(np.int32)[keep_rows]
+
+
+def prompt_logprobs(ticket: Ticket, scores: TokenScores) -> tuple[TokenLogprob, ...]:
+    """Of all tokens of the prompt; nothing comes before the first."""
+    ids, alternatives = ticket.request.input_ids.tolist(), zip(scores.top_ids.tolist(), scores.top_logprobs.tolist())  # noqa: B905
+    top = [tuple(zip(*pairs, strict=True)) for pairs in alternatives]
+    rest = map(TokenLogprob, ids[1:], scores.logprobs.tolist(), top)
+    return (TokenLogprob(ids[0], None), *rest)
 
 
 def take_logprobs(ticket: Ticket, batch: TokenBatch, row: int, used: int) -> list[TokenLogprob]:

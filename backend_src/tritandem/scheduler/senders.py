@@ -100,6 +100,7 @@ class Senders:
         text = "".join(parcel.texts)
         if ticket.prompt_text:
             text, ticket.prompt_text = ticket.prompt_text + text, ""
+        prompt_logprobs, ticket.prompt_logprobs = ticket.prompt_logprobs, None
         ended_well = ending is not None and ending.error is None
         return Chunk(
             text=text,
@@ -112,6 +113,7 @@ class Senders:
             logprobs=parcel.logprobs,
             stamps=ticket.stamps(self._clock()) if ended_well else None,
             seed=ticket.request.sampling.seed,
+            prompt_logprobs=prompt_logprobs,
         )
 
 

@@ -40,6 +40,7 @@ class Ticket:
         "prefilling_tokens",
         "prefix_hashes",
         "prefix_salt",
+        "prompt_logprobs",
         "prompt_text",
         "queued",
         "received_ns",
@@ -88,6 +89,7 @@ class Ticket:
         self.tokens = 0
         self.logprobs: list[TokenLogprob] = []
         self.cumulative_logprob = 0.0
+        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # still to be sent
         self.cached_tokens = 0
         self.engine_stamps: Int64Array | None = None  # [4], see TokenBatch.stamps_ns
 

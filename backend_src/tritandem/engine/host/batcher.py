@@ -15,6 +15,7 @@ from .sequence import SequenceState
 FEW_DECODING = 8
 TURNOVER_MARGIN = 1.2  # prompts may come in at so many times the pace at which sequences end
 GROWTH_S = 0.5  # and faster by as much again for each so long that they have waited for it
+SCORED_TOKENS = 256  # of prompts whose own tokens are scored, in a step: each takes a row of logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +92,18 @@ def plan(state: BatchState, budget: Budget) -> Decision:
     backlog = state.waiting_tokens + sum(s.prefill_tokens - s.stored for s in unfinished)
     tokens_left = prefill_budget(budget, len(decode), state)
     stretch = budget.stretched_tokens - budget.interleaved_tokens if 0 < len(decode) <= FEW_DECODING else 0
-    prefill = []
+    prefill, scored_left = [], SCORED_TOKENS
     for sequence in unfinished:
         if not tokens_left:
             break
         chunk = chunk_tokens(sequence.prefill_left, tokens_left, stretch)
-        prefill.append((sequence, chunk))
-        backlog -= chunk
-        tokens_left = max(0, tokens_left - chunk)
+        if sequence.scoring:
+            chunk = min(chunk, scored_left)
+            scored_left -= chunk
+        if chunk:
+            prefill.append((sequence, chunk))
+            backlog -= chunk
+            tokens_left = max(0, tokens_left - chunk)
 
     admit: list[Admission] = []
     free_slots = state.free_slots
@@ -108,9 +113,14 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         spare = len(state.running) + len(admit)
         if candidate.free_blocks_needed + spare > free_blocks:
             break
+        if candidate.sequence.scoring and not scored_left:
+            break
         free_blocks -= candidate.free_blocks_needed
         new_tokens = candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens
         chunk = chunk_tokens(new_tokens, tokens_left, stretch)
+        if candidate.sequence.scoring:
+            chunk = min(chunk, scored_left)
+            scored_left -= chunk
         needed = -(-candidate.tokens // budget.block_tokens)
         extra = reserve(candidate.sequence, needed, free_blocks, spare + 1, budget)
         admit.append(Admission(candidate, chunk, extra))

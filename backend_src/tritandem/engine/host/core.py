@@ -16,7 +16,7 @@ from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, LoadSnapshot
 from ...grammar import Matcher
 from ...telemetry.step_meter import StepMeter
-from ..step import GREEDY, PrefillChunk, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
+from ..step import GREEDY, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
 from ..structure.tables import Walker
 from . import batcher
 from .batcher import BatchState, Budget, Decision
@@ -39,6 +39,7 @@ class _Launched:
 
     rows: list[SequenceState]  # of its results, in order
     prefilling: list[SequenceState]  # whose prompt goes on: without a result
+    scored: list[tuple[SequenceState, int]]  # whose prompt's tokens are scored, and from which position on
     prefill_tokens: int
     launched_ns: int
     step_id: int
@@ -197,10 +198,7 @@ class EngineCore:
             chunks.append((sequence, admission.chunk_tokens))
         if not chunks and not decision.decode:
             return None
-        prefill = [
-            PrefillChunk(s.slot, s.stored, s.prefill_ids[s.stored : s.stored + count], count == s.prefill_left)
-            for s, count in chunks
-        ]
+        prefill = [s.chunk(count) for s, count in chunks]
         sampling = [s for s, count in chunks if count == s.prefill_left] + list(decision.decode)
         self._steps += 1
         changes = self.residency.changes
@@ -221,6 +219,7 @@ class EngineCore:
         by_slot = {sequence.slot: sequence for sequence in self.running} if step.prefill else {}
         rows: list[SequenceState] = []
         prefilling: list[SequenceState] = []
+        scored = []
         for chunk in step.prefill:
             sequence = by_slot[chunk.slot]
             sequence.prefill_start_ns = sequence.prefill_start_ns or launched_ns
@@ -228,12 +227,14 @@ class EngineCore:
             if chunk.last:
                 sequence.promised += 1
             (rows if chunk.last else prefilling).append(sequence)
+            if chunk.targets is not None:
+                scored.append((sequence, chunk.start))
             self.residency.register_blocks(sequence)
         for sequence in decision.decode:
             sequence.stored += 1
             sequence.promised += 1
         rows += decision.decode
-        self._in_flight.append(_Launched(rows, prefilling, prefill_tokens, launched_ns, step.step_id))
+        self._in_flight.append(_Launched(rows, prefilling, scored, prefill_tokens, launched_ns, step.step_id))
         if self._suspects:
             self._suspects.popleft()
 
@@ -275,6 +276,8 @@ class EngineCore:
         changed, ended, broken = [], [], []
         block_tokens = self.spec.block_tokens
         with self.outbox.lock:
+            for (sequence, start), scores in zip(launched.scored, result.scores, strict=True):
+                sequence.keep_scores(start, scores)
             rows = zip(launched.rows, result.tokens.tolist(), result.finish.tolist(), strict=True)
             for row, (sequence, token, code) in enumerate(rows):
                 if token < 0 or sequence.finish:

@@ -45,7 +45,7 @@ class Outbox:
             batch = _token_batch(sequences, self._load)
             for sequence in sequences:
                 sequence.sent = len(sequence.output_ids)
-                sequence.logprobs, sequence.top = [], []
+                sequence.logprobs, sequence.top, sequence.scores = [], [], None
             return batch
 
     def close(self) -> None:
@@ -72,6 +72,7 @@ def _token_batch(sequences: Sequence[SequenceState], load: LoadSnapshot) -> Toke
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         errors={row: s.error for row, s in enumerate(sequences) if s.finish == FinishCode.ERROR},
+        prompts={row: s.scores for row, s in enumerate(sequences) if s.scores is not None and s.output_ids},
     )
 
 

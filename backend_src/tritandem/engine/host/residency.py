@@ -72,7 +72,7 @@ class Residency:
         for sequence in waiting:
             tokens = sequence.known_tokens
             hits: list[int] = []
-            if self.pool.prefix_cache and sequence.takes_cached:
+            if self.pool.prefix_cache and sequence.takes_cached and not sequence.scoring:
                 # The last token is always computed: its logits are needed.
                 full_blocks = (tokens - 1) // self._block_tokens
                 hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks))

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
-from ...contracts.stream import FinishCode
+from ...contracts.stream import FinishCode, TokenScores
 from ...grammar import Matcher
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, TABLED, StepResult
+from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, TABLED, PrefillChunk, StepResult
 from ..structure.tables import Walker
 from .kv_blocks import chain_hash, root_hash
 
@@ -51,12 +51,14 @@ class SequenceState:
     latest_token_ns: int = 0
     logprobs: list[float] = field(default_factory=list)  # where asked for, one per output token that was not sent yet
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
+    scores: TokenScores | None = None  # of the prompt's tokens behind the first, as far as known, until they are sent
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
     reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
     takes_cached: bool = True  # cleared once what it found there may have been wrong
     gives_cached: bool = True  # likewise what it holds
     features: frozenset[str] = field(init=False)  # what its tokens need beyond argmax
+    scoring: bool = field(init=False)  # its prompt's tokens are to be scored, and no first token is known
     plain: bool = field(init=False)  # nothing, nor log-probabilities; most are, and need no look at their parameters
     _hashes: list[bytes] = field(default_factory=list)
 
@@ -68,7 +70,9 @@ class SequenceState:
             ALLOWED_TOKENS: request.allowed_token_ids,
         }
         self.features = sampling.features.union(name for name, listed in lists.items() if listed)
-        self.plain = not self.features and self.structure is None and sampling.logprobs is None
+        self.scoring = sampling.prompt_logprobs is not None
+        asks = self.features or self.scoring or self.structure is not None
+        self.plain = not asks and sampling.logprobs is None
 
     @property
     def seq_id(self) -> int:
@@ -108,6 +112,7 @@ class SequenceState:
 
     def keep_logprobs(self, result: StepResult, row: int) -> None:
         """Those of its newest token, where asked for."""
+        self.scoring = False  # it has come to its first token
         count = self.request.sampling.logprobs
         if count is None:
             return
@@ -142,6 +147,28 @@ class SequenceState:
         self.prefill_tokens = len(self.prefill_ids)
         self.stored, self.promised = cached_tokens, len(self.output_ids)
         self.reused_tokens, self.registered_blocks = cached_tokens, 0
+
+    def chunk(self, count: int) -> PrefillChunk:
+        """The next `count` tokens of the prefill."""
+        start, end = self.stored, self.stored + count
+        ids, last = self.prefill_ids[start:end], end == self.prefill_tokens
+        if not self.scoring:
+            return PrefillChunk(self.slot, start, ids, last)
+        alternatives = self.request.sampling.prompt_logprobs or 0
+        return PrefillChunk(self.slot, start, ids, last, self.prefill_ids[start + 1 : end + 1], alternatives)
+
+    def keep_scores(self, start: int, scores: TokenScores) -> None:
+        """Of the tokens behind position `start`. A chunk that ran twice brings the same again."""
+        if not self.scoring or self.finish:
+            return
+        if self.scores is None:
+            size = self.prompt_tokens - 1
+            shape = (size, scores.top_ids.shape[1])
+            values, ids = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+            self.scores = TokenScores(np.zeros(size, np.float32), ids, values)
+        end = start + len(scores.logprobs)
+        self.scores.logprobs[start:end] = scores.logprobs
+        self.scores.top_ids[start:end], self.scores.top_logprobs[start:end] = scores.top_ids, scores.top_logprobs
 
     def block_hashes(self, block_tokens: int, count: int) -> list[bytes]:
         """Names of the first `count` full blocks of the known tokens."""

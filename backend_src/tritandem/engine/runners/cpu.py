@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from ...config import EngineConfig
+from ...contracts.stream import TokenScores
 from ...telemetry.step_meter import StepMeter
 from ..attention.interface import AttentionBatch, Heads
 from ..attention.registry import choose_attention
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, PackedForward, kv_bytes_per_token
 from ..rows.state import SlotState
+from ..sampling.prompt_scores import host_scores, score_chunks, scored_rows
 from ..sampling.sampler import sample
 from ..step import TABLE_PLACES, TABLED, RunnerSpec, StepFailed, StepPlan, StepResult
 
@@ -95,19 +97,22 @@ class CpuRunner:
         sampling_rows = [*last, *range(len(plan.prefill), len(plan.prefill) + len(plan.decode_slots))]
         row_slots = [plan.prefill[index].slot for index in last] + list(plan.decode_slots)
         rows = torch.tensor(row_slots, dtype=torch.int64)
-        logits = self._forward.logits(ids, positions, batch.query_starts[1:][sampling_rows].long() - 1, batch)
-        sampled = sample(logits, rows, slots, plan.features) if row_slots else None
+        ends = batch.query_starts[1:][sampling_rows].long() - 1
+        logits = self._forward.logits(ids, positions, torch.cat((ends, scored_rows(plan.prefill, "cpu"))), batch)
+        scores = [host_scores(*parts) for parts in score_chunks(plan.prefill, logits[len(ends) :])]
+        sampled = sample(logits[: len(ends)], rows, slots, plan.features) if row_slots else None
         # Rows change only once everything that may fail is done: a failed step can then be tried again.
         chunked = torch.tensor([chunk.slot for chunk in plan.prefill], dtype=torch.int64)
-        ends = torch.tensor([chunk.start + len(chunk.ids) for chunk in plan.prefill], dtype=torch.int32)
-        slots.set_lengths(chunked, ends)
+        lengths = torch.tensor([chunk.start + len(chunk.ids) for chunk in plan.prefill], dtype=torch.int32)
+        slots.set_lengths(chunked, lengths)
         slots.store_one(rows[len(last) :])
         if sampled is None:
-            return _result(plan, launched_ns, rows, rows, rows)
+            return _result(plan, launched_ns, scores, rows, rows, rows)
         tokens, finish = slots.advance(rows, sampled.tokens, sampled.broken, plan.features.penalised)
         if TABLED in plan.features.asked:
             slots.follow_tables(rows)
-        return _result(plan, launched_ns, rows, tokens, finish, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+        logprobs = (sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+        return _result(plan, launched_ns, scores, rows, tokens, finish, *logprobs)
 
     def _change_rows(self, plan: StepPlan) -> None:
         for place, words in plan.tables:
@@ -151,6 +156,7 @@ class CpuRunner:
 def _result(
     plan: StepPlan,
     launched_ns: int,
+    scores: list[TokenScores],
     rows: torch.Tensor,
     tokens: torch.Tensor,
     finish: torch.Tensor,
@@ -168,4 +174,5 @@ def _result(
         logprobs=None if logprobs is None else logprobs.numpy(),
         top_ids=None if top_ids is None else top_ids.numpy(),
         top_logprobs=None if top_logprobs is None else top_logprobs.numpy(),
+        scores=scores,
     )

@@ -19,8 +19,9 @@ from ...contracts.arrays import Int32Array
 from ...contracts.errors import ConfigError
 from ...telemetry.step_meter import StepMeter
 from ..model.loader import LoadedModel
+from ..sampling.prompt_scores import host_scores
 from ..step import STRUCTURED, SamplingFeatures, StepFailed, StepPlan, StepResult
-from .device import RING_DEPTH, Device
+from .device import RING_DEPTH, Device, Landing
 from .program import Part, Record, make_program
 from .streams import cuda_event
 
@@ -37,6 +38,7 @@ class _InFlight:
     records: tuple[Record, ...]
     features: SamplingFeatures
     after_gap: _Gap | None
+    scores: list[Landing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class CudaRunner:
             with torch.inference_mode(), torch.cuda.stream(device.streams.compute):
                 gap = self._gap()
                 program = make_program(plan, self._told_rows, self.spec, device.mixed.size, device.graphs.bucket)
-                device.execute(program)
+                scores = device.execute(program)
                 done = cuda_event(blocking=True, timing=self._meter is not None)
                 done.record()
         except (torch.OutOfMemoryError, RuntimeError, ValueError) as error:
@@ -98,7 +100,8 @@ class CudaRunner:
         self._newest_done = done
         first = self._record + 1
         self._record += len(program.records)
-        self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, first, program.records, plan.features, gap))
+        records, features = program.records, plan.features
+        self._in_flight.append(_InFlight(plan.step_id, launched_ns, done, first, records, features, gap, scores))
 
     def masks_ready(self, step_id: int) -> None:
         for step in self._in_flight:
@@ -180,6 +183,7 @@ class CudaRunner:
             logprobs=columns[2][:, 0].view(np.float32) if wanted >= 0 else None,
             top_ids=columns[3] if wanted > 0 else None,
             top_logprobs=columns[4].view(np.float32) if wanted > 0 else None,
+            scores=[host_scores(*parts) for parts in step.scores],
         )
 
     def _column(self, step: _InFlight, offset: int, width: int) -> Int32Array:

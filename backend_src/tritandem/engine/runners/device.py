@@ -18,6 +18,7 @@ from ..model.loader import LoadedModel
 from ..rows.inputs import PassInputs, spread
 from ..rows.state import SlotState
 from ..rows.words import StepWords
+from ..sampling.prompt_scores import score_chunks, scored_rows
 from ..step import GREEDY, STRUCTURED, RunnerSpec, SamplingFeatures, mask_words
 from .decode_step import WORDS_PER_ROW, DecodeStep, Report
 from .graphs import DecodeGraphs, GraphCache
@@ -29,6 +30,7 @@ from .staging import StagingPool, choose_route
 from .streams import Streams, cuda_event
 
 RING_DEPTH = 64
+Landing = tuple[torch.Tensor, ...]  # in pinned memory, as of `score_tokens`
 
 
 class Device:
@@ -96,22 +98,25 @@ class Device:
                 f"and {self.captures.capture_bytes / 2**20:.0f} MiB"
             )
 
-    def execute(self, program: Program) -> None:
-        """Enqueue a step on the current stream, which is `streams.compute`."""
+    def execute(self, program: Program) -> list[Landing]:
+        """Enqueue a step on the current stream, which is `streams.compute`. Returns where the scores of prompts will
+        stand once it has passed, chunk by chunk."""
         if STRUCTURED in program.features.asked and program.bucket:
             self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
         for place, table in program.tables:
             self._write_table(place, table)
         inputs = self._tell(program)
+        scores: list[Landing] = []
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
         elif inputs is not None and program.eager is not None:
-            self._prefill(program, program.eager, inputs)
+            scores = self._prefill(program, program.eager, inputs)
         if program.bucket:
             self.graphs.run(program.bucket, program.features)
         for record in program.records:
             num_bytes = record.rows * 8
             self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
+        return scores
 
     def recover(self, record: int) -> None:
         """After a failed launch: `record` is the newest report that counts, memory is given back. Returns when nothing
@@ -155,10 +160,15 @@ class Device:
         finally:
             self.staging.release(packed)
 
-    def _prefill(self, program: Program, chunks: EagerChunks, inputs: PassInputs) -> None:
+    def _prefill(self, program: Program, chunks: EagerChunks, inputs: PassInputs) -> list[Landing]:
         batch = inputs.batch(self.state, self.spec.block_tokens, chunks.longest, chunks.reach)
-        last_rows = inputs.last_rows[: chunks.firsts]
-        logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), last_rows, batch)
+        rows = inputs.last_rows[: chunks.firsts]
+        if chunks.scored:
+            rows = torch.cat((rows, scored_rows(chunks.scored, self.name)))
+        logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), rows, batch)
+        scores = score_chunks(chunks.scored, logits[chunks.firsts :])
+        landed = [tuple(map(self.staging.land, parts)) for parts in scores]
+        logits = logits[: chunks.firsts]
         self.state.set_lengths(inputs.slots, inputs.context_lens)
         if chunks.firsts:
             self._report.record.add_(1)
@@ -168,6 +178,7 @@ class Device:
                 self._step.choose(logits.clone(), nobody, program.features, decoding=0, rehearsal=True)
                 self._rehearsed.add((chunks.firsts, program.features))
             self._step.choose(logits, inputs.last_slots[: chunks.firsts], program.features, decoding=0)
+        return landed
 
     def _decode_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor

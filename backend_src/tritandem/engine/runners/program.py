@@ -38,6 +38,7 @@ class EagerChunks:
     longest: int  # query tokens of the longest
     reach: int  # the longest context after this step
     firsts: int  # of them are their prompt's last
+    scored: Sequence[PrefillChunk] = ()  # all of them, where any is scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def make_program(
     """`told_rows`: the decode rows that devices know already. `pass_of(decode rows, chunks)` and `bucket_of(rows)`
     choose among what is captured."""
     rows, features = tuple(plan.decode_slots), plan.features
-    size = pass_of(len(rows), plan.prefill) if plan.prefill else None
+    scored = any(chunk.targets is not None for chunk in plan.prefill)
+    size = pass_of(len(rows), plan.prefill) if plan.prefill and not scored else None
     firsts = [chunk.slot for chunk in plan.prefill if chunk.last]
     records: list[Record] = []
     eager = None
@@ -76,7 +78,7 @@ def make_program(
     elif plan.prefill:
         longest = max(len(chunk.ids) for chunk in plan.prefill)
         reach = max(chunk.start + len(chunk.ids) for chunk in plan.prefill)
-        eager = EagerChunks(longest, reach, len(firsts))
+        eager = EagerChunks(longest, reach, len(firsts), plan.prefill if scored else ())
         if firsts:
             records.append(Record(len(firsts), (Part(firsts),)))
     bucket = bucket_of(len(rows)) if rows and not (size is not None and size.rows) else 0

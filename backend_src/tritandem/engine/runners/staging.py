@@ -141,6 +141,13 @@ class StagingPool:
         packed.slot.in_flight = True
         self._slots[packed.slot.size_class].append(packed.slot)
 
+    def land(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Enqueue a copy of a device tensor to pinned memory of its own: rare, and of no fixed size. torch keeps such
+        memory for the next of its size, and waits for the copy before it gives it to anybody else."""
+        self.count(Route.PINNED, tensor.numel() * tensor.element_size())
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pin)
+        return host.copy_(tensor, non_blocking=True)
+
     def count(self, route: Route, num_bytes: int) -> None:
         self.counters.transfers[route] += 1
         self.counters.num_bytes[route] += num_bytes

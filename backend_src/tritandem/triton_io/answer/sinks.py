@@ -133,6 +133,8 @@ class TritonSink:
         if "logprobs" in names:
             null = self._returns.null_logprobs
             arrays["logprobs"] = _text("null" if null else logprobs_json(chunk.logprobs, self._token_text))
+        if "prompt_logprobs" in names and chunk.prompt_logprobs is not None:
+            arrays["prompt_logprobs"] = _text(logprobs_json(chunk.prompt_logprobs, self._token_text))
         if "output_log_probs" in names:
             arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
             arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
@@ -178,13 +180,14 @@ def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int]
     """As the vLLM backend writes it: a list with one {id: {logprob, rank, decoded_token}} per token.
 
     The chosen token comes first; its rank, when it is not among the reported alternatives, is the one after theirs:
-    the least that it can be.
+    the least that it can be. A prompt's first token has null for both.
     """
     tokens = []
     for one in logprobs:
         ranks = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(one.top, start=1)}
         rank_of_chosen = ranks[one.token_id][0] if one.token_id in ranks else len(ranks) + 1
-        entry = {one.token_id: (rank_of_chosen, one.logprob), **ranks}
+        rank = None if one.logprob is None else rank_of_chosen
+        entry = {one.token_id: (rank, one.logprob), **ranks}
         tokens.append(
             {
                 str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": token_text(token_id)}

@@ -5,8 +5,10 @@ No JSON in the token path (only errors, which are rare, carry text). Pure; knows
 key that stands before a call's header (see inner_key).
 
     call     header int64: [op, n, ...rows]        tokens int32: all prompts, lists of ids and grammars, joined
-    batch    header int64: [R, T, K, ...load, ...rows]    tokens int32: [T] + top ids [T*K]
-             floats float32 (only with log-probabilities): [T] + top log-probabilities [T*K]
+    batch    header int64: [R, T, K, P, ...load, ...rows, ...prompts]    tokens int32: [T] + top ids [T*K]
+             floats float32: with log-probabilities (else K is -1) [T] + top log-probabilities [T*K]
+             P prompts whose tokens are scored, each (row, tokens n, alternatives k): behind all that in tokens the
+             top ids [n*k], in floats the log-probabilities [n] and those of top ids [n*k]
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ...contracts.errors import TritandemError
 from ...contracts.fields import FIELDS, TYPES, SamplingParams
 from ...contracts.grammars import Grammar
 from ...contracts.requests import EngineRequest
-from ...contracts.stream import LoadSnapshot, TokenBatch
+from ...contracts.stream import LoadSnapshot, TokenBatch, TokenScores
 
 CALL_OUTPUTS = ["header", "errors"]
 STREAM_OUTPUTS = ["header", "tokens", "floats", "errors"]
@@ -55,7 +57,8 @@ class WireBatch:
 
 # One row of int64 a request; floats travel as their float64 bits.
 _SAMPLING = tuple(FIELDS)
-_NONE = -1  # logprobs: not asked for
+_NONE = -1  # not asked for
+_OPTIONAL = frozenset(f.name for f in fields(SamplingParams) if f.default is None)
 _HEAD = 8  # seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, bytes of the grammar, prefix salt
 _ROW = _HEAD + len(_SAMPLING)
 
@@ -138,7 +141,7 @@ def _to_int64(name: str, value: float | int | None) -> int:
 def _from_int64(name: str, value: np.int64) -> float | int | None:
     if TYPES[name] is float:
         return _float(value)
-    if name == "logprobs" and value == _NONE:
+    if name in _OPTIONAL and value == _NONE:
         return None
     return int(value)
 
@@ -174,7 +177,8 @@ def unpack_errors(text: bytes, count: int) -> list[TritandemError | None]:
 # --------------------------------------------------------------------------------------------------
 
 _LOAD = len(fields(LoadSnapshot))
-_PREFIX = 3 + _LOAD
+_PREFIX = 4 + _LOAD
+_NO_LOGPROBS = -1  # instead of K
 _COLUMNS = 8  # seq_id, tokens, finish, cached tokens, 4 stamps
 
 
@@ -189,10 +193,10 @@ def unpack_load(row: Int64Array) -> LoadSnapshot:
 def pack_batch(batch: TokenBatch) -> WireBatch:
     rows, tokens = len(batch.seq_ids), len(batch.tokens)
     width = 0 if batch.top_ids is None else batch.top_ids.shape[1]
-    header = np.empty(_PREFIX + rows * _COLUMNS, np.int64)
-    header[:3] = rows, tokens, width
-    header[3:_PREFIX] = astuple(batch.load)
-    table = header[_PREFIX:].reshape(rows, _COLUMNS)
+    header = np.empty(_PREFIX + rows * _COLUMNS + 3 * len(batch.prompts), np.int64)
+    header[:4] = rows, tokens, _NO_LOGPROBS if batch.logprobs is None else width, len(batch.prompts)
+    header[4:_PREFIX] = astuple(batch.load)
+    table = header[_PREFIX : _PREFIX + rows * _COLUMNS].reshape(rows, _COLUMNS)
     table[:, 0], table[:, 1] = batch.seq_ids, batch.token_counts
     table[:, 2], table[:, 3] = batch.finish, batch.cached_tokens
     table[:, 4:] = batch.stamps_ns
@@ -200,20 +204,27 @@ def pack_batch(batch: TokenBatch) -> WireBatch:
     if batch.top_ids is not None and batch.top_logprobs is not None and floats is not None:
         all_tokens = np.concatenate((all_tokens, batch.top_ids.reshape(-1)), dtype=np.int32)
         floats = np.concatenate((floats, batch.top_logprobs.reshape(-1)), dtype=np.float32)
+    if batch.prompts:
+        scores = batch.prompts.values()
+        prompts = [(row, *one.top_ids.shape) for row, one in batch.prompts.items()]
+        header[_PREFIX + rows * _COLUMNS :] = np.array(prompts, np.int64).reshape(-1)
+        all_tokens = np.concatenate((all_tokens, *(one.top_ids.reshape(-1) for one in scores)), dtype=np.int32)
+        listed = (part.reshape(-1) for one in scores for part in (one.logprobs, one.top_logprobs))
+        floats = np.concatenate(([] if floats is None else floats, *listed), dtype=np.float32)
     errors = json.dumps(batch.errors).encode() if batch.errors else None
     return WireBatch(header, all_tokens, floats, errors)
 
 
 def unpack_batch(wire: WireBatch) -> TokenBatch:
     """Copies out of the arrays, which may be borrowed."""
-    rows, tokens, width = (int(value) for value in wire.header[:3])
-    table = wire.header[_PREFIX:].reshape(rows, _COLUMNS)
+    rows, tokens, width, prompts = (int(value) for value in wire.header[:4])
+    table = wire.header[_PREFIX : _PREFIX + rows * _COLUMNS].reshape(rows, _COLUMNS)
     logprobs = top_ids = top_logprobs = None
-    if wire.floats is not None:
-        logprobs = np.array(wire.floats[:tokens])
+    if wire.floats is not None and width >= 0:
+        logprobs, end = np.array(wire.floats[:tokens]), tokens * (1 + width)
         if width:
-            top_ids = np.array(wire.tokens[tokens:]).reshape(tokens, width)
-            top_logprobs = np.array(wire.floats[tokens:]).reshape(tokens, width)
+            top_ids = np.array(wire.tokens[tokens:end]).reshape(tokens, width)
+            top_logprobs = np.array(wire.floats[tokens:end]).reshape(tokens, width)
     return TokenBatch(
         seq_ids=np.array(table[:, 0]),
         token_counts=table[:, 1].astype(np.int32),
@@ -221,9 +232,25 @@ def unpack_batch(wire: WireBatch) -> TokenBatch:
         finish=table[:, 2].astype(np.uint8),
         cached_tokens=table[:, 3].astype(np.int32),
         stamps_ns=np.array(table[:, 4:]),
-        load=unpack_load(wire.header[3:_PREFIX]),
+        load=unpack_load(wire.header[4:_PREFIX]),
         logprobs=logprobs,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         errors={int(row): message for row, message in json.loads(wire.errors).items()} if wire.errors else {},
+        prompts=_unpack_prompts(wire, prompts, tokens * (1 + max(width, 0)), 0 if logprobs is None else end),
     )
+
+
+def _unpack_prompts(wire: WireBatch, count: int, token: int, number: int) -> dict[int, TokenScores]:
+    """The last `count` rows of the header; `token` and `number`: where their ids and floats begin."""
+    prompts: dict[int, TokenScores] = {}
+    if not count:
+        return prompts
+    assert wire.floats is not None
+    for row, size, width in wire.header[-3 * count :].reshape(count, 3).tolist():
+        ids, token = wire.tokens[token : token + size * width], token + size * width
+        logprobs, number = wire.floats[number : number + size], number + size
+        values, number = wire.floats[number : number + size * width], number + size * width
+        shape = (size, width)
+        prompts[row] = TokenScores(np.array(logprobs), np.array(ids).reshape(shape), np.array(values).reshape(shape))
+    return prompts

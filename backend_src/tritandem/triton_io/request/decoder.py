@@ -7,7 +7,7 @@ not need ids, `complete` adds them and checks the limits of model and engine. Pu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...contracts.arrays import Int32Array
@@ -122,6 +122,8 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     dialect = draft.returns.dialect
     most = min(dialect.max_tokens or limits.default_max_tokens, room)
     sampling = draft.fields.sampling(most, 0 if wants_logprobs else None, dialect, limits.sampling_defaults)
+    if output.prompt_logprobs and sampling.prompt_logprobs is None:
+        sampling = replace(sampling, prompt_logprobs=0)
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)
@@ -166,6 +168,8 @@ def _read_returns(
         exclude = (prompt.text is None and not echo_ids) or {"all": True, "none": False}.get(without_prompt, stream)
     exclude = exclude or (stream and not dialect.echoes_in_streams)
     names = _asked_for(inputs, dialect)
+    if "prompt_logprobs" in fields.numbers:
+        names |= {"prompt_logprobs"}
     return ReturnOptions(
         OutputOptions(
             stream=stream,
@@ -175,6 +179,7 @@ def _read_returns(
             num_output_tokens="num_output_tokens" in names,
             cumulative_logprob="cumulative_logprob" in names or "cum_log_probs" in names,
             logprobs="logprobs" in names or "output_log_probs" in names or dialect.token_ids,
+            prompt_logprobs="prompt_logprobs" in names,
         ),
         names,
         dialect,

@@ -142,6 +142,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
     _NEWER_BUDGET: read_whole,
     "logprobs": read_whole,
+    "prompt_logprobs": read_whole,
     "ignore_eos": _flag,
     "end_id": read_whole,
     "stop_words": _words,

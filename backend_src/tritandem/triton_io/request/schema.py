@@ -91,6 +91,13 @@ OUTPUT_INPUTS = (
     _one("return_num_output_tokens", "BOOL", "false", "true, false", "num_output_tokens on each response"),
     _one("return_cumulative_logprob", "BOOL", "false", "true, false", "cumulative_logprob on each response"),
     _one("return_logprobs", "BOOL", "false", "true, false", "logprobs on each response"),
+    _one(
+        "return_prompt_logprobs",
+        "BOOL",
+        "false",
+        "true, false",
+        "prompt_logprobs on the first response; the prompt takes nothing from the prefix cache",
+    ),
     _one("return_log_probs", "BOOL", "false", "true, false", "cum_log_probs and output_log_probs on each response"),
     _one(
         "return_perf_metrics", "BOOL", "false", "true, false", "times and KV blocks of the answer on the last response"
@@ -257,6 +264,13 @@ OUTPUTS: tuple[PublicTensor, ...] = (
     _one("num_output_tokens", "UINT32", "", "", "when asked: tokens in this response; their sum is the answer's"),
     _one("cumulative_logprob", "FP32", "", "", "when asked: sum over all tokens so far"),
     _one("logprobs", "BYTES", "", "JSON list", "when asked: per token {id: {logprob, rank, decoded_token}}"),
+    _one(
+        "prompt_logprobs",
+        "BYTES",
+        "",
+        "JSON list",
+        "when asked: as logprobs, of the prompt's tokens; the first has null for them",
+    ),
     _one("cum_log_probs", "FP32", "", "", "with return_log_probs: as cumulative_logprob"),
     PublicTensor("output_log_probs", "FP32", (1, -1), "", "", "with return_log_probs: of this response's tokens"),
     _one("used_seed", "UINT64", "", "", "with return_seed: what as the input seed repeats this answer"),
@@ -285,6 +299,7 @@ OUTPUTS_OF_FLAG = {
     "return_num_output_tokens": ("num_output_tokens",),
     "return_cumulative_logprob": ("cumulative_logprob",),
     "return_logprobs": ("logprobs",),
+    "return_prompt_logprobs": ("prompt_logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
     "return_perf_metrics": tuple(PERF_OUTPUTS),
     "return_seed": ("used_seed",),
