@@ -168,6 +168,17 @@ CASES = (
         "launching a step takes the host 1.95 ms",
     ),
     Case(
+        "steps wait for the masks of structured answers",
+        {
+            **ON_GPU,
+            **histogram("tritandem_grammar_masks_seconds", 1000, 0.004, '{engine="engine"}'),
+            **histogram("tritandem_grammar_wait_seconds", 1000, 0.002, '{engine="engine"}'),
+        },
+        Verdict.GRAMMAR,
+        Severity.CRITICAL,
+        "steps wait 20% of the time for the masks of structured answers, which take 4.00 ms a step",
+    ),
+    Case(
         "on a CPU the time between steps is no launch",
         {**LIGHT, **histogram("tritandem_engine_idle_gap_seconds", 190, 0.02, '{engine="engine"}')},
         Verdict.UNHINDERED,

@@ -113,9 +113,8 @@ GRAMMAR_MASKS = _seconds(
     "grammar_masks", "Writing the masks of one step's structured answers", "engine", buckets=SHORT_BUCKETS_S
 )
 GRAMMAR_WAIT = _seconds(
-    "grammar_wait", "The device waited for the masks of a step, its logits being there", "engine",
-    buckets=SHORT_BUCKETS_S,
-)  # fmt: skip
+    "grammar_wait", "A step waited for the masks of its structured answers", "engine", buckets=SHORT_BUCKETS_S
+)
 STAGING_BYTES = _counter("staging_bytes", "Bytes moved between host and device by kind of memory", "engine", "kind")
 GPU_UTILISATION = _gauge("gpu_utilization", "Share of time in which some kernel ran", "engine", "gpu_uuid")
 GPU_SM_ACTIVITY = _gauge("gpu_sm_activity", "Share of the multiprocessors that were busy", "engine", "gpu_uuid")

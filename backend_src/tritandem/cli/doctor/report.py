@@ -47,6 +47,7 @@ def evidence(s: Signals) -> Iterable[tuple[str, str | None]]:
         ("decode step", _milliseconds(s.decode_step_s)),
         ("launch of a step", _milliseconds(s.launch_s)),
         ("idle between steps", f"{s.idle_gap_share:.1%} of the time"),
+        ("waits for masks", _told("{:.1%} of the time", s.mask_wait_share or None)),
         ("KV blocks in use", _told(f"{{:.0%}} mostly, {s.preemptions_per_s:.2f} preemptions/s", s.kv_used_share)),
         ("prefix hits", _told("{:.0%} of prompt tokens", s.prefix_hit_share)),
         ("sending", f"{s.send_busy:.2f} threads, {s.unsent_characters:.0f} characters unsent mostly"),

@@ -48,6 +48,8 @@ class Signals:
     decode_step_s: float | None = None
     launch_s: float | None = None  # None where a launch is the step itself
     idle_gap_share: float = 0.0  # of the time, the device had nothing to do while work waited
+    mask_wait_share: float = 0.0  # of the time, a step waited for masks of structured answers
+    masks_s: float | None = None  # to write those of one step
     kv_used_share: float | None = None
     preemptions_per_s: float = 0.0
     prefix_hit_share: float | None = None
@@ -116,6 +118,8 @@ def read_signals(pair: Pair) -> Signals:
         decode_step_s=pair.mean(f.DECODE_STEP.name),
         launch_s=pair.mean(f.GRAPH_LAUNCH.name, phase="decode"),
         idle_gap_share=max(pair.rates(f"{f.STEP_IDLE.name}_sum", "engine").values(), default=0.0),
+        mask_wait_share=max(pair.rates(f"{f.GRAMMAR_WAIT.name}_sum", "engine").values(), default=0.0),
+        masks_s=pair.mean(f.GRAMMAR_MASKS.name),
         kv_used_share=_kv_used_share(pair),
         preemptions_per_s=pair.rate(f.PREEMPTIONS.name),
         prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / looked_up if looked_up else None,

@@ -24,6 +24,7 @@ class Verdict(str, Enum):
 
     TOKENIZATION = "CPU-bound tokenization"
     LAUNCH = "launch-bound"
+    GRAMMAR = "grammar-bound"
     CORES = "short of cores"
     MEMORY = "memory-bound"
     DELIVERY = "delivery-bound"
@@ -64,6 +65,7 @@ HIGH_TOKENIZE_SHARE = 0.3  # of the time to first token
 HIGH_BUSY_SHARE = 0.8
 HIGH_GAP_SHARE = 0.15
 HIGH_LAUNCH_SHARE = 0.9  # a launch that takes as long as the step leaves the device no work ahead
+HIGH_MASK_WAIT_SHARE = 0.1
 HIGH_KV_SHARE, FULL_KV_SHARE = 0.6, 0.95
 MANY_PREEMPTIONS_PER_S = 0.1
 HIGH_SEND_BUSY = 0.5
@@ -117,6 +119,23 @@ def _launch(s: Signals) -> Finding | None:
             "give the engine's process a core of its own (placement), and the server more cores",
             "look at run-queue wait of the engine: it must be close to nothing",
             "leave engine.cuda_graphs on, and engine.launch_ahead_steps at its default or higher",
+        ),
+    )
+
+
+def _grammar(s: Signals) -> Finding | None:
+    """Steps wait until the host has said what the structures of answers allow next."""
+    if s.mask_wait_share < HIGH_MASK_WAIT_SHARE:
+        return None
+    masks = f", which take {s.masks_s * 1e3:.2f} ms a step" if s.masks_s is not None else ""
+    return Finding(
+        Verdict.GRAMMAR,
+        Severity.CRITICAL,
+        f"steps wait {s.mask_wait_share:.0%} of the time for the masks of structured answers{masks}",
+        (
+            "give the engine's process more cores: masks are written by as many threads",
+            "prefer choices and small expressions, which a device follows by itself, to open schemas",
+            "bound strings and lists in schemas, and leave out what the answer need not say",
         ),
     )
 
@@ -225,6 +244,7 @@ def _no_limit(s: Signals) -> Finding:
 _RULES: tuple[Callable[[Signals], Finding | None], ...] = (
     _tokenization,
     _launch,
+    _grammar,
     _cores,
     _memory,
     _delivery,

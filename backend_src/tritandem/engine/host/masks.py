@@ -20,6 +20,7 @@ from ..step import STRUCTURED, Runner, StepPlan
 from ..structure.tables import Walker
 from .sequence import SequenceState
 
+MOST_THREADS = 8  # 256 masks are a few milliseconds of one
 Lost = list[tuple[SequenceState, str]]  # whose structure cannot be followed any more, and why
 
 
@@ -37,7 +38,7 @@ class MaskServer:
 
     def before_launch(self, plan: StepPlan, running: Sequence[SequenceState], behind: bool) -> Lost:
         """`behind`: results of an earlier step were not taken; else all tokens are known already."""
-        return [] if behind else self._write(plan, running)
+        return [] if behind else self._write(plan, running, waited=True)
 
     def launched(self, plan: StepPlan, behind: bool) -> None:
         if plan.masked_slots:
@@ -51,7 +52,7 @@ class MaskServer:
         if self._waiting is None or self._waiting.step_id != oldest:
             return []
         try:
-            return self._write(self._waiting, running)
+            return self._write(self._waiting, running, waited=False)
         finally:
             self.give_up()
 
@@ -61,14 +62,16 @@ class MaskServer:
             self._runner.masks_ready(self._waiting.step_id)
             self._waiting = None
 
-    def _write(self, plan: StepPlan, running: Sequence[SequenceState]) -> Lost:
+    def _write(self, plan: StepPlan, running: Sequence[SequenceState], waited: bool) -> Lost:
+        """`waited`: the launch waits meanwhile; else the device says whether its step did."""
         slots = set(plan.masked_slots)
         masked = [s for s in running if STRUCTURED in s.features and s.slot in slots] if slots else []
         if not masked:
             return []
         started_ns = time.monotonic_ns()
         if self._pool is None:
-            self._pool = MaskPool(usable_cores(len(os.sched_getaffinity(0)), quota_cores()))
+            cores = usable_cores(len(os.sched_getaffinity(0)), quota_cores())
+            self._pool = MaskPool(min(MOST_THREADS, cores))
         matchers = []
         for sequence in masked:
             if isinstance(sequence.structure, Walker):  # the device has no place for its table
@@ -78,7 +81,10 @@ class MaskServer:
         if matchers:
             self._pool.fill(matchers, self._runner.masks)
         if self._meter is not None:
-            self._meter.grammar_masks.note(time.monotonic_ns() - started_ns)
+            taken_ns = time.monotonic_ns() - started_ns
+            self._meter.grammar_masks.note(taken_ns)
+            if waited:
+                self._meter.grammar_wait.note(taken_ns)
         return [(s, reason) for s in masked if (reason := _failed(s))]
 
 
