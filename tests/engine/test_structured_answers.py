@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tritandem.contracts.stream import FinishCode
+from tritandem.engine.host import masks
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling.sampler import sample
 from tritandem.engine.step import MASKED, STRUCTURED, SamplingFeatures, SlotInit
@@ -117,6 +118,17 @@ def test_a_structure_that_other_fields_leave_no_token_ends_that_answer_alone() -
     other = request(2, [7, 8, 9], max_tokens=8)
     answers = run(make_runner(), [structured(1, [5, 6], regex("[a-c]+"), **options), other])
     assert answers[1].finish == FinishCode.ERROR
+    assert "structure" in answers[1].error
+    assert answers[2].tokens == run(make_runner(), [other])[2].tokens
+
+
+def test_a_structure_that_is_slow_to_follow_ends_for_the_others_sake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "SLOW_STEP_NS", 0)
+    monkeypatch.setattr(masks, "SLOW_MASK_NS", 0)  # every mask takes longer
+    other = request(2, [7, 8, 9], max_tokens=30)
+    answers = run(make_runner(), [structured(1, [5, 6], regex("[a-f]{30}"), max_tokens=40), other])
+    assert answers[1].finish == FinishCode.ERROR
+    assert len(answers[1].tokens) == masks.MANY_SLOW_MASKS
     assert "structure" in answers[1].error
     assert answers[2].tokens == run(make_runner(), [other])[2].tokens
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ...contracts.errors import EngineFailed
+from ...grammar import Matcher
 from ...grammar.compiled import MaskPool
 from ...machine.cgroup import quota_cores
 from ...machine.topology import usable_cores
@@ -21,6 +23,9 @@ from ..structure.tables import Walker
 from .sequence import SequenceState
 
 MOST_THREADS = 8  # 256 masks are a few milliseconds of one
+SLOW_STEP_NS = 20_000_000  # for all masks of a step: who took so long?
+SLOW_MASK_NS = 5_000_000  # for one mask; the usual one takes a hundredth of a millisecond
+MANY_SLOW_MASKS = 8  # of one answer, which ends for the others' sake
 Lost = list[tuple[SequenceState, str]]  # whose structure cannot be followed any more, and why
 
 
@@ -28,6 +33,7 @@ class MaskServer:
     def __init__(self, runner: Runner, meter: StepMeter | None) -> None:
         self._runner, self._meter = runner, meter
         self._pool: MaskPool | None = None  # exists once a mask was needed
+        self._look_closer = False  # the masks before these took long
         self._waiting: StepPlan | None = None
 
     @property
@@ -69,17 +75,17 @@ class MaskServer:
         if not masked:
             return []
         started_ns = time.monotonic_ns()
-        if self._pool is None:
-            cores = usable_cores(len(os.sched_getaffinity(0)), quota_cores())
-            self._pool = MaskPool(min(MOST_THREADS, cores))
-        matchers = []
+        matched = []
         for sequence in masked:
             if isinstance(sequence.structure, Walker):  # the device has no place for its table
                 self._runner.masks[sequence.slot] = sequence.structure.mask()
             elif sequence.structure is not None:
-                matchers.append((sequence.structure, sequence.slot))
-        if matchers:
-            self._pool.fill(matchers, self._runner.masks)
+                matched.append((sequence, sequence.structure))
+        if self._look_closer:
+            self._look_closer = self._write_one_by_one(matched)
+        elif matched:
+            self._threads().fill([(matcher, s.slot) for s, matcher in matched], self._runner.masks)
+            self._look_closer = time.monotonic_ns() - started_ns > SLOW_STEP_NS
         if self._meter is not None:
             taken_ns = time.monotonic_ns() - started_ns
             self._meter.grammar_masks.note(taken_ns)
@@ -87,8 +93,28 @@ class MaskServer:
                 self._meter.grammar_wait.note(taken_ns)
         return [(s, reason) for s in masked if (reason := _failed(s))]
 
+    def _write_one_by_one(self, matched: list[tuple[SequenceState, Matcher]]) -> bool:
+        """Whether some of them take too long, by this thread's own time: the machine's other work does not count."""
+        slow = False
+        for sequence, matcher in matched:
+            started_ns = time.thread_time_ns()
+            with suppress(EngineFailed):  # found again by `_failed`
+                matcher.mask_into(self._runner.masks[sequence.slot])
+            if time.thread_time_ns() - started_ns > SLOW_MASK_NS:
+                sequence.slow_masks += 1
+                slow = True
+        return slow
+
+    def _threads(self) -> MaskPool:
+        if self._pool is None:
+            cores = usable_cores(len(os.sched_getaffinity(0)), quota_cores())
+            self._pool = MaskPool(min(MOST_THREADS, cores))
+        return self._pool
+
 
 def _failed(sequence: SequenceState) -> str:
+    if sequence.slow_masks >= MANY_SLOW_MASKS:
+        return f"its structure takes more than {SLOW_MASK_NS / 1e6:.0f} ms a token to follow; others would wait for it"
     try:
         if sequence.structure is not None:
             sequence.structure.check()

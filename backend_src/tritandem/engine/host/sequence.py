@@ -52,6 +52,7 @@ class SequenceState:
     logprobs: list[float] = field(default_factory=list)  # where asked for, one per output token that was not sent yet
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
     scores: TokenScores | None = None  # of the prompt's tokens behind the first, as far as known, until they are sent
+    slow_masks: int = 0  # that took so long that others must not wait for more of them
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
     reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
