@@ -32,6 +32,7 @@ from tritandem.engine.model.loader import resolve_device, resolve_dtype
 from tritandem.engine.service import EngineService, build_engine
 from tritandem.grammar import Grammar, Kind, Vocabulary
 from tritandem.tokenizer.files.source import read_source
+from tritandem_loadtest.workload import endless_schema
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def measure_engine(
     requests = [EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens)) for ids in prompts]
     for row in range(len(prompts)):
         if (row + 1) * structured_percent // 100 > row * structured_percent // 100:
-            requests[row] = replace(requests[row], grammar=endless_schema(row, new_tokens))
+            schema = json.dumps(endless_schema(str(row), new_tokens))
+            requests[row] = replace(requests[row], grammar=Grammar(Kind.JSON_SCHEMA, schema))
     without_token = {request.seq_id for request in requests}
     start, start_cpu = time.perf_counter(), time.process_time()
     refused = [error for error in service.submit(requests) if error is not None]
@@ -95,18 +97,6 @@ def measure_engine(
     total_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
     system = f"structured {structured_percent} %" if structured_percent else "tritandem"
     return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
-
-
-def endless_schema(number: int, new_tokens: int) -> Grammar:
-    """A schema like no other's, whose answers do not end within so many tokens."""
-    fields = {
-        f"name_{number}": {"type": "string", "maxLength": 40},
-        "kind": {"enum": [f"kind {number}", "other"]},
-        "count": {"type": "integer"},
-        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,8}$"}, "maxItems": 3},
-    }
-    one = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-    return Grammar(Kind.JSON_SCHEMA, json.dumps({"type": "array", "items": one, "minItems": new_tokens}))
 
 
 def vocabulary_of(model: Path, rows: int) -> Vocabulary:

@@ -132,6 +132,9 @@ class RunConfig:
     workload: str = _setting("bundled", "what is sent", choices=WORKLOADS)
     prompt_words: str = _setting("300", "N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA")
     output_tokens: str = _setting("64", "same syntax; sent as max_tokens")
+    structured_percent: int = _setting(
+        0, "of the requests ask for JSON of full length, each by a schema of its own", low=0
+    )
     prompt_pool: int = _setting(0, "words: so many prompts, sent again and again; 0: none twice", low=0)
     shared_prefix_words: int = _setting(500, "length of shared system prompts")
     shared_prefixes: int = _setting(4, "how many different ones", low=1)

@@ -46,6 +46,18 @@ def draw_length(spec: tuple[str, float, float], rng: random.Random) -> int:
     return max(1, int(a))
 
 
+def endless_schema(name: str, max_tokens: int) -> dict[str, Any]:
+    """A schema like no other's, whose answers do not end within so many tokens."""
+    fields = {
+        f"name_{name}": {"type": "string", "maxLength": 40},
+        "kind": {"enum": [f"kind {name}", "other"]},
+        "count": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,8}$"}, "maxItems": 3},
+    }
+    one = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return {"type": "array", "items": one, "minItems": max_tokens}
+
+
 class Workload:
     """Makes the calls of a run. `call(arrival)` depends on the configuration and `arrival` only."""
 
@@ -86,9 +98,10 @@ class Workload:
             if kind == "jsonl":
                 max_tokens = int(entry.get("max_tokens", max_tokens))
             prompt = as_transcript(messages) if messages else entry["prompt"]
-        return Call(
-            f"lt-{self._config.seed}-{arrival.index}", prompt, max_tokens, dict(self._config.sampling), messages
-        )
+        options, percent = dict(self._config.sampling), self._config.structured_percent
+        if (arrival.index + 1) * percent // 100 > arrival.index * percent // 100:
+            options["structured_outputs"] = {"json": endless_schema(f"{self._config.seed}_{arrival.index}", max_tokens)}
+        return Call(f"lt-{self._config.seed}-{arrival.index}", prompt, max_tokens, options, messages)
 
     def _text(self, words: int, rng: random.Random) -> str:
         """Random sentences; the first differs from `rng` to `rng`, so that no prefix is shared.

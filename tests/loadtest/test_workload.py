@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_shared_prefixes_are_as_many_and_as_long_as_asked() -> None:
     assert len(prefixes) == 3
     assert {len(prefix.split()) for prefix in prefixes} == {80}
     assert len({prompt.split("\n\n")[1] for prompt in prompts}) == 40
+
+
+def test_structured_requests_come_evenly_each_with_a_schema_of_its_own() -> None:
+    workload = Workload(RunConfig(workload="words", structured_percent=25, sampling={"top_k": 5}))
+    options = [workload.call(Arrival(i, 0.0)).options for i in range(40)]
+    schemas = [json.dumps(one["structured_outputs"]) for one in options if "structured_outputs" in one]
+    assert [i for i, one in enumerate(options) if "structured_outputs" in one] == list(range(3, 40, 4))
+    assert len(set(schemas)) == 10
+    assert all(one["top_k"] == 5 for one in options)
 
 
 def test_a_conversation_repeats_its_earlier_turns() -> None:
