@@ -98,6 +98,12 @@ class EngineConfig:
     unquantized_layers: str = _setting(
         "lm_head", "layers that `quantization` leaves as they are: names, with * for anything, separated by commas"
     )
+    kv_dtype: str = _setting(
+        "auto",
+        "type of the KV cache; auto: `dtype`; fp8_e4m3: half the bytes of bf16, twice as many blocks; on a GPU from "
+        "compute capability 8.9 on",
+        choices=("auto", "bf16", "fp8_e4m3"),
+    )
     block_tokens: int = _setting(16, "tokens of one KV block", 1, 1024)
     num_blocks: int = _setting(0, "KV blocks; 0: as many as kv_memory_fraction (CUDA) or cpu_kv_bytes (CPU) hold")
     kv_memory_fraction: float = _setting(

@@ -46,6 +46,7 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["context"] == "128 tokens"
     assert said["end ids"] == "2, 7"
     assert said["rope"] == "rope_type linear, rope_theta 10000.0, factor 4.0"
+    assert said["KV cache"].endswith("in fp8_e4m3 (engine.kv_dtype)")
     assert said["head"] == "the embedding once more"
     assert said["its own sampling"] == "temperature 0.6"
     assert said["chat template"] == "none: chats are refused"

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from tritandem.contracts.errors import ConfigError
 from tritandem.engine.attention.block_runs import MAX_RUNS, BlockRunAttention, plan_rows
 from tritandem.engine.attention.dense import DenseAttention
 from tritandem.engine.attention.interface import AttentionBackend, AttentionBatch
+from tritandem.engine.attention.kv_type import FP8, as_cached, resolve_kv_type
 
 BLOCK_TOKENS, KV_HEADS, HEAD_DIM = 4, 2, 8
 
@@ -106,6 +108,53 @@ def test_backends_equal_attention_written_out(
     for backend in (DenseAttention(), BlockRunAttention()):
         out = backend.attend(query, keys, values, batch, HEAD_DIM**-0.5, window, cap, sinks)
         torch.testing.assert_close(out[real], truth[real], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
+@pytest.mark.parametrize("kv_type", [FP8, torch.bfloat16])
+def test_a_smaller_cache_is_attended_to_as_what_it_holds(rows: list[tuple[int, int]], kv_type: torch.dtype) -> None:
+    for neighbours, cap, seed in ((True, None, 1), (False, 2.0, 2)):
+        batch = random_batch(rows, seed=seed, neighbours=neighbours)
+        torch.manual_seed(seed)
+        blocks = int(batch.block_tables.max()) + 1
+        keys, values = torch.randn(2, blocks, BLOCK_TOKENS, KV_HEADS, HEAD_DIM).to(kv_type)
+        new_keys, new_values = torch.randn(2, len(batch.slot_mapping), KV_HEADS, HEAD_DIM)
+        DenseAttention().store(new_keys, new_values, keys, values, batch)
+        stored = keys.flatten(0, 1)[batch.slot_mapping][batch.slot_mapping > 0].float()
+        torch.testing.assert_close(stored, new_keys[batch.slot_mapping > 0], atol=0.01, rtol=1 / 16)
+        query = torch.randn(len(batch.slot_mapping), 4, HEAD_DIM)
+        truth = written_out(query, keys.float(), values.float(), batch, None, cap, None)
+        real = torch.repeat_interleave(batch.context_lens > 0, batch.query_starts.diff())
+        for backend in (DenseAttention(), BlockRunAttention()):
+            out = backend.attend(query, keys, values, batch, HEAD_DIM**-0.5, None, cap)
+            assert out.dtype == query.dtype
+            torch.testing.assert_close(out[real], truth[real], atol=1e-5, rtol=1e-4)
+
+
+def test_what_fp8_cannot_hold_is_cut_to_its_range_and_nan_stays() -> None:
+    given = torch.tensor([1.0, 449.0, -1e4, float("inf"), 0.3, float("nan")])
+    held = as_cached(given, FP8).float()
+    assert held[:4].tolist() == [1.0, 448.0, -448.0, 448.0]
+    assert held[4] == pytest.approx(0.3, rel=1 / 16)
+    assert held[5].isnan()
+
+
+def test_the_cache_has_the_type_that_is_asked_for() -> None:
+    cpu = torch.device("cpu")
+    assert resolve_kv_type("auto", torch.float16, cpu) == torch.float16
+    assert resolve_kv_type("bf16", torch.float32, cpu) == torch.bfloat16
+    assert resolve_kv_type("fp8_e4m3", torch.float32, cpu) == FP8
+
+
+def test_a_gpu_that_cannot_convert_fp8_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match=r"engine.kv_dtype: given fp8_e4m3, .* A100: auto, bf16; FP8 .*8\.9"):
+        resolve_kv_type("fp8_e4m3", torch.bfloat16, device)
+    assert resolve_kv_type("bf16", torch.bfloat16, device) == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert resolve_kv_type("fp8_e4m3", torch.bfloat16, device) == FP8
 
 
 @pytest.mark.parametrize("backend", [DenseAttention(), BlockRunAttention()], ids=lambda backend: backend.name)

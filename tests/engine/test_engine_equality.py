@@ -77,6 +77,25 @@ def test_chunked_prefill_equals_prefill_in_one_piece() -> None:
         assert tokens_of(Rig(make_runner(prefill_tokens_per_step=budget)).run(batch)) == tokens_of(whole)
 
 
+def test_over_an_fp8_cache_neither_cuts_nor_prefix_hits_nor_company_change_a_token() -> None:
+    shared = prompts(1, seed=5, low=30, high=31)[0].tolist()
+    batch = [request(i, [*shared, *ids]) for i, ids in enumerate(prompts(4, seed=6, low=1, high=9))]
+    alone = {i: Rig(make_runner(kv_dtype="fp8_e4m3")).run([batch[i]])[i].tokens for i in range(4)}
+    for budget in (7, 1000):
+        runner = make_runner(kv_dtype="fp8_e4m3", prefill_tokens_per_step=budget)
+        together = Rig(runner, prefix_cache=budget == 7).run(batch)
+        assert tokens_of(together) == alone
+    assert alone != tokens_of(Rig(make_runner()).run(batch)), "the rounding of FP8 shows in a random model"
+
+
+def test_an_fp8_cache_of_the_same_bytes_has_twice_the_blocks_of_a_bf16_one() -> None:
+    blocks = {
+        kind: make_runner(num_blocks=0, cpu_kv_bytes=1536 << 10, kv_dtype=kind).spec.num_blocks
+        for kind in ("auto", "bf16", "fp8_e4m3")
+    }
+    assert blocks["fp8_e4m3"] == 2 * blocks["bf16"] == 4 * blocks["auto"], "auto: float32 on a CPU"
+
+
 def test_a_prefix_hit_changes_no_token() -> None:
     shared = prompts(1, seed=5, low=30, high=31)[0].tolist()
     batch = [request(i, [*shared, *ids]) for i, ids in enumerate(prompts(4, seed=6, low=1, high=9))]

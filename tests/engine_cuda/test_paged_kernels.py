@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tritandem.engine.attention.interface import AttentionBatch
+from tritandem.engine.attention.kv_type import FP8, as_cached
 
 from tests.engine_cuda import cuda_reference as reference
 
@@ -148,6 +149,74 @@ def test_fused_decode_equals_rotate_then_store_then_attend(
         assert reference.relative_error(got.view_as(want), want) < TOLERANCE[dtype]
         torch.testing.assert_close(keys, want_keys, equal_nan=True, atol=1e-2, rtol=1e-2)
         torch.testing.assert_close(values, want_values, equal_nan=True, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(4, 4, 64), (9, 3, 64), (8, 2, 80), (32, 8, 128), (4, 1, 256)])
+@pytest.mark.parametrize(("window", "sink"), [(None, False), (20, True)])
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_an_fp8_cache_is_read_as_what_it_holds(
+    kernel_device: torch.device, heads: tuple[int, int, int], window: int | None, sink: bool, kind: str
+) -> None:
+    from tritandem.engine.attention.paged import Heads, PagedAttention
+
+    for dtype in dtypes(kernel_device):
+        lengths = [1, 0, 17, 130, 64, 300] if kind == "decode" else [1, 17, 130, 64, 5]
+        query_lens = [1] * len(lengths) if kind == "decode" else [1, 17, 37, 64, 3]
+        query, keys, values, batch = random_batch(lengths, query_lens, heads, dtype, kernel_device)
+        keys, values = (as_cached(cache, FP8) for cache in (keys, values))
+        backend = PagedAttention([Heads(*heads)], len(lengths), kernel_device)
+        sinks = torch.linspace(-2.0, 3.0, heads[0]).to(kernel_device, dtype) if sink else None
+        for _ in range(2):
+            got = backend.attend(query, keys, values, batch, heads[2] ** -0.5, window, None, sinks)
+            want = reference.attention(query, keys, values, batch, heads[2] ** -0.5, window, None, sinks)
+            assert reference.relative_error(got, want) < TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(4, 2, 64), (32, 8, 128)])
+def test_fused_decode_over_an_fp8_cache_equals_rotate_then_store_then_attend(
+    kernel_device: torch.device, heads: tuple[int, int, int]
+) -> None:
+    from tritandem.engine.attention.paged import Heads, PagedAttention, RotaryQKV
+
+    query_heads, kv_heads, dim = heads
+    for dtype in dtypes(kernel_device):
+        lengths = [1, 0, 17, 130, 200]
+        _, keys, values, batch = random_batch(lengths, [1] * 5, heads, dtype, kernel_device)
+        keys, values = (as_cached(cache, FP8) for cache in (keys, values))
+        generator = torch.Generator().manual_seed(3)
+        qkv = torch.randn(5, (query_heads + 2 * kv_heads) * dim, generator=generator).to(kernel_device, dtype)
+        angles = torch.rand(256, dim // 2, generator=generator).repeat(1, 2).to(kernel_device)
+        rotary = RotaryQKV(angles.cos().contiguous(), angles.sin().contiguous(), None, None, 1e-6)
+        at = (batch.context_lens - 1).clamp_min(0).long()
+        backend, rows = PagedAttention([Heads(*heads)], 5, kernel_device), torch.arange(5, device=kernel_device)
+        apart_keys, apart_values = keys.clone(), values.clone()
+        slots = batch.slot_mapping.masked_fill(batch.context_lens == 0, 0)
+        query = backend.rotate_store(qkv.clone(), rotary, apart_keys, apart_values, at, slots)
+        want = reference.attention(query, apart_keys, apart_values, batch, dim**-0.5)
+        got = backend.decode_fused(qkv, rotary, keys, values, batch, rows.int(), dim**-0.5)
+        assert reference.relative_error(got.view_as(want), want) < TOLERANCE[dtype]
+        for ours, apart in ((keys, apart_keys), (values, apart_values)):  # the null block may hold anything
+            torch.testing.assert_close(ours[1:].float(), apart[1:].float(), equal_nan=True, atol=0, rtol=0)
+
+
+@pytest.mark.gpu
+def test_what_fp8_cannot_hold_is_cut_to_its_range_and_nan_stays(cuda_device: torch.device) -> None:
+    """Not under the interpreter, which rounds to FP8 without carrying and knows no NaN of it."""
+    from tritandem.engine.attention.paged import Heads, PagedAttention
+
+    for dtype in dtypes(cuda_device):
+        backend = PagedAttention([Heads(2, 2, 64)], 4, cuda_device)
+        _, keys, values, batch = random_batch([3, 3], [3, 3], (2, 2, 64), dtype, cuda_device)
+        keys, values = (as_cached(cache, FP8) for cache in (keys, values))
+        key, value = torch.randn(2, 6, 2, 64).to(cuda_device, dtype) * 300
+        key[0, 0, :4] = torch.tensor([449.0, -1e4, 0.001, float("nan")])
+        backend.store(key, value, keys, values, batch)
+        for cache, new in ((keys, key), (values, value)):
+            stored = cache.flatten(0, 1)[batch.slot_mapping].float()
+            torch.testing.assert_close(stored, as_cached(new, FP8).float(), equal_nan=True, atol=0, rtol=0)
+        assert keys.flatten(0, 1)[batch.slot_mapping[0], 0, :2].tolist() == [448.0, -448.0]
 
 
 @pytest.mark.gpu

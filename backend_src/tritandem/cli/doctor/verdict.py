@@ -179,6 +179,7 @@ def _memory(s: Signals) -> Finding | None:
         because,
         (
             "raise engine.kv_memory_fraction (GPU) or engine.cpu_kv_bytes (CPU), or engine.num_blocks where it is set",
+            'set engine.kv_dtype = "fp8_e4m3" where it is not: twice as many blocks in the same memory as bf16',
             "lower engine.max_context_tokens or what clients ask for with max_tokens",
             "add a server",
         ),

@@ -103,9 +103,10 @@ def _attend_one(
     runs = _skip(row.runs, hidden)
     if len(runs) == 1 and softcap is None and sink_logits is None:
         begin, end = runs[0]
-        key, value = keys[begin:end].transpose(0, 1)[None], values[begin:end].transpose(0, 1)[None]
+        key = keys[begin:end].to(query.dtype).transpose(0, 1)[None]
+        value = values[begin:end].to(query.dtype).transpose(0, 1)[None]
         return functional.scaled_dot_product_attention(grouped[None], key, value, scale=1.0).reshape(heads, head_dim)
-    scores = [grouped @ keys[begin:end].permute(1, 2, 0) for begin, end in runs]
+    scores = [grouped @ keys[begin:end].to(query.dtype).permute(1, 2, 0) for begin, end in runs]
     merged = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=2)).float()
     if softcap is not None:
         merged = softcap * torch.tanh(merged / softcap)
@@ -113,7 +114,7 @@ def _attend_one(
     weights = softmax_with_sink(merged, sink_logits).view(*grouped.shape[:2], -1).to(query.dtype)
     out, start = None, 0
     for begin, end in runs:
-        part = weights[:, :, start : start + end - begin] @ values[begin:end].transpose(0, 1)
+        part = weights[:, :, start : start + end - begin] @ values[begin:end].to(query.dtype).transpose(0, 1)
         out = part if out is None else out + part
         start += end - begin
     assert out is not None
@@ -131,8 +132,8 @@ def _attend_many(
     sink_logits: torch.Tensor | None,
 ) -> torch.Tensor:
     """A prefill chunk [Q, heads, D]: one gather is small beside the chunk's own work."""
-    key = _context(key_cache, row)
-    value = _context(value_cache, row)
+    key = _context(key_cache, row).to(query.dtype)
+    value = _context(value_cache, row).to(query.dtype)
     position = torch.arange(row.context - query.shape[0], row.context)[:, None]
     reach = torch.arange(row.context)
     visible = reach <= position

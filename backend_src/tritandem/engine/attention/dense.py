@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from .interface import AttentionBatch
+from .kv_type import as_cached, movable
 
 
 def masked_attention(
@@ -62,8 +63,9 @@ class DenseAttention:
         value_cache: torch.Tensor,
         batch: AttentionBatch,
     ) -> None:
-        key_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, key)
-        value_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, value)
+        for new, cache in ((key, key_cache), (value, value_cache)):
+            stored = movable(as_cached(new, cache.dtype))
+            movable(cache).flatten(0, 1).index_copy_(0, batch.slot_mapping, stored)
 
     def attend(
         self,
@@ -80,8 +82,10 @@ class DenseAttention:
         block_tokens = key_cache.shape[1]
         num_blocks = -(-batch.max_context_tokens // block_tokens)
         tables = batch.block_tables[:, :num_blocks]
-        key = key_cache[tables].flatten(1, 2).transpose(1, 2)  # [S, kv_heads, L, D]
-        value = value_cache[tables].flatten(1, 2).transpose(1, 2)
+        key, value = (  # [S, kv_heads, L, D]
+            movable(cache)[tables].view(cache.dtype).to(query.dtype).flatten(1, 2).transpose(1, 2)
+            for cache in (key_cache, value_cache)
+        )
 
         reach = torch.arange(key.shape[2], device=device)
         # Behind a row's context lies what others left: a NaN there would pass a mask, as 0 * NaN is NaN.

@@ -14,6 +14,7 @@ import torch
 from triton import next_power_of_2
 
 from .interface import AttentionBatch, FusedAttention, Heads, RotaryQKV
+from .kv_type import FP8
 from .paged_kernels import decode_kernel
 from .prefill_kernels import prefill_kernel
 from .store_kernels import rotate_store_kernel, store_kernel
@@ -108,6 +109,7 @@ class PagedAttention:
             D=dim,
             BLOCK_H=next_power_of_2(kv_heads),
             BLOCK_D=next_power_of_2(dim),
+            KV_FP8=key_cache.dtype == FP8,
             num_warps=4,
         )
 
@@ -199,6 +201,7 @@ class PagedAttention:
             BLOCK_H=next_power_of_2(heads + kv_heads),
             BLOCK_D=next_power_of_2(dim),
             HAS_NORM=rotary.query_norm is not None,
+            KV_FP8=key_cache.dtype == FP8,
             num_warps=4,
         )
         return qkv[:, : heads * dim].view(-1, heads, dim)
@@ -286,6 +289,7 @@ class PagedAttention:
             HAS_SINK=sink_logits is not None,
             OVERLAP=overlap,
             TOKENS_AHEAD=_TOKENS_AHEAD,
+            KV_FP8=key_cache.dtype == FP8,
             launch_pdl=overlap,
             num_warps=tiles.warps,
             num_stages=tiles.stages,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..prefetch_kernels import fetch_lines
+from .store_kernels import as_cached
 
 
 @triton.jit
@@ -80,6 +81,7 @@ def decode_kernel(
     HAS_SINK: tl.constexpr,
     OVERLAP: tl.constexpr,
     TOKENS_AHEAD: tl.constexpr,
+    KV_FP8: tl.constexpr,
 ):
     """One program: one sequence, one KV head (all its query heads), one part of the context.
 
@@ -117,7 +119,7 @@ def decode_kernel(
                 ahead = tl.minimum(start + tl.arange(0, TOKENS_AHEAD), stop - 1)
                 blocks_ahead = tl.load(table + ahead // BLOCK_TOKENS).to(tl.int64)
                 at_ahead = ((blocks_ahead * BLOCK_TOKENS + ahead % BLOCK_TOKENS) * KVH + kv_head) * D
-                for line in tl.static_range(0, D, 64):  # elements of two bytes
+                for line in tl.static_range(0, D, 128 if KV_FP8 else 64):  # elements of one byte or two
                     fetch_lines(key_cache + at_ahead + line)
                     fetch_lines(value_cache + at_ahead + line)
         tl.extra.cuda.gdc_wait()
@@ -152,6 +154,8 @@ def decode_kernel(
         at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
         k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
         v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
         scores = capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
         seen = live
         if HAS_WINDOW:
@@ -172,12 +176,13 @@ def decode_kernel(
             new_ok = (ones < 1) & (dims < D)[None, :]
             k_at = query + row * query_stride + (H + kv_head) * D + ones
             k_new = _rotated(k_at, dims, cos, sin, new_ok, key_norm, norm_eps, D, HAS_NORM)
-            k_new = k_new.to(key_cache.dtype.element_ty)
+            k_new = as_cached(k_new.to(query.dtype.element_ty), KV_FP8).to(key_cache.dtype.element_ty)
             v_new = tl.load(
                 query + row * query_stride + (H + KVH + kv_head) * D + dims[None, :], mask=new_ok, other=0.0
             )
             block = tl.load(table + past // BLOCK_TOKENS).to(tl.int64)
             at_new = ((block * BLOCK_TOKENS + past % BLOCK_TOKENS) * KVH + kv_head) * D + dims[None, :]
+            v_new = as_cached(v_new, KV_FP8).to(value_cache.dtype.element_ty)
             tl.store(key_cache + at_new, k_new, mask=new_ok)
             tl.store(value_cache + at_new, v_new, mask=new_ok)
             score = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), axis=1) * scaling

@@ -58,6 +58,8 @@ def _context_tile(
     else:
         k = tl.load(key_cache + at[None, :] + dims[:, None])
         v = tl.load(value_cache + at[:, None] + dims[None, :])
+    k = k.to(q.dtype)
+    v = v.to(q.dtype)
     scores = tl.dot(q, k, input_precision="ieee")
     unit = scaling * LOG2E
     if HAS_SOFTCAP:

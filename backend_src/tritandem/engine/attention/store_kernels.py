@@ -14,6 +14,16 @@ import triton.language as tl
 
 
 @triton.jit
+def as_cached(x, KV_FP8: tl.constexpr):
+    """What the cache is given of x: FP8 is cut to its range, and NaN stays NaN; a store converts the rest."""
+    if KV_FP8:
+        x = x.to(tl.float32)
+        x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+    return x
+
+
+@triton.jit
 def rotate_store_kernel(
     qkv,  # [T, (H + 2 * KVH) * D]; the first H heads are rotated in place
     cos_table,  # float32 [max_positions, D]
@@ -31,6 +41,7 @@ def rotate_store_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    KV_FP8: tl.constexpr,
 ):
     """Rotate Q in place, rotate K into the cache, copy V into the cache. One program a token."""
     token = tl.program_id(0).to(tl.int64)
@@ -64,11 +75,11 @@ def rotate_store_kernel(
     tl.store(at + dims, turned_value, mask=(heads < H) & (dims < D))
     slot = tl.load(slot_mapping + token)
     cache_at = slot * (KVH * D) + (heads - H) * D + dims
-    tl.store(key_cache + cache_at, turned_value, mask=(heads >= H) & turned)
+    tl.store(key_cache + cache_at, as_cached(turned_value, KV_FP8), mask=(heads >= H) & turned)
     value_heads = tl.arange(0, BLOCK_H)[:, None]
     value_ok = (value_heads < KVH) & (dims < D)
     value = tl.load(qkv + token * ((H + 2 * KVH) * D) + (H + KVH + value_heads) * D + dims, mask=value_ok, other=0.0)
-    tl.store(value_cache + slot * (KVH * D) + value_heads * D + dims, value, mask=value_ok)
+    tl.store(value_cache + slot * (KVH * D) + value_heads * D + dims, as_cached(value, KV_FP8), mask=value_ok)
 
 
 @triton.jit
@@ -86,6 +97,7 @@ def store_kernel(
     D: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    KV_FP8: tl.constexpr,
 ):
     """Copy K and V of one token into the cache at its slot."""
     token = tl.program_id(0).to(tl.int64)
@@ -96,5 +108,5 @@ def store_kernel(
     at = slot * (KVH * D) + heads * D + dims
     k = tl.load(key + token * key_stride_t + heads * key_stride_h + dims, mask=ok, other=0.0)
     v = tl.load(value + token * value_stride_t + heads * value_stride_h + dims, mask=ok, other=0.0)
-    tl.store(key_cache + at, k, mask=ok)
-    tl.store(value_cache + at, v, mask=ok)
+    tl.store(key_cache + at, as_cached(k, KV_FP8), mask=ok)
+    tl.store(value_cache + at, as_cached(v, KV_FP8), mask=ok)

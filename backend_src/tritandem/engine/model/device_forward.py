@@ -13,6 +13,7 @@ import torch
 
 from ...config import EngineConfig
 from ..attention.interface import AttentionBatch, Heads
+from ..attention.kv_type import resolve_kv_type
 from ..attention.registry import choose_attention
 from ..rows.state import SlotState
 from .experts.registry import use_products
@@ -37,7 +38,8 @@ class DeviceForward:
         """Starts on a tiny KV cache that serves the probe; `use` gives it the real one."""
         model = loaded.model
         device = torch.device(model.device)
-        cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, model.dtype, device)
+        kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
+        cache = KvCache.allocate(loaded.layers, PROBE_BLOCKS, PROBE_BLOCK_TOKENS, kv_type, device)
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
         backend = choose_attention("cuda", config.attention, shapes, max_rows, device)
         self.capturable = backend.capturable

@@ -44,21 +44,21 @@ class KvCache:
         layers: Sequence[LayerShape],
         num_blocks: int,
         block_tokens: int,
-        dtype: torch.dtype,
+        kv_type: torch.dtype,
         device: torch.device | str,
     ) -> KvCache:
         """Zeroed, so that masked positions of a block never hold a NaN. Raises torch.OutOfMemoryError."""
 
         def zeros(layer: LayerShape) -> torch.Tensor:
             shape = (num_blocks, block_tokens, layer.kv_heads, layer.head_dim)
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, dtype=kv_type, device=device)
 
         keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
         return cls(keys, values, [layer.sliding_window for layer in layers])
 
 
-def kv_bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
-    return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+def kv_bytes_per_token(layers: Sequence[LayerShape], kv_type: torch.dtype) -> int:
+    return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * kv_type.itemsize
 
 
 class AttentionSink(Protocol):

@@ -16,6 +16,7 @@ from ...config import EngineConfig
 from ...contracts.stream import TokenScores
 from ...telemetry.step_meter import StepMeter
 from ..attention.interface import AttentionBatch, Heads
+from ..attention.kv_type import resolve_kv_type
 from ..attention.registry import choose_attention
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, PackedForward, kv_bytes_per_token
@@ -30,7 +31,8 @@ DEFAULT_PREFILL_TOKENS = 256
 
 def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
     """Sizes from the configuration and the KV memory it allows. The null block comes on top."""
-    block_bytes = kv_bytes_per_token(loaded.layers, loaded.model.dtype) * config.block_tokens
+    kv_type = resolve_kv_type(config.kv_dtype, loaded.model.dtype, torch.device("cpu"))
+    block_bytes = kv_bytes_per_token(loaded.layers, kv_type) * config.block_tokens
     num_blocks = config.num_blocks or max(2, config.cpu_kv_bytes // block_bytes)
     prefill_tokens = config.prefill_tokens_per_step or DEFAULT_PREFILL_TOKENS
     return RunnerSpec(
@@ -53,7 +55,8 @@ class CpuRunner:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, meter: StepMeter | None = None) -> None:
         self.spec = spec = cpu_spec(loaded, config)
-        cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, loaded.model.dtype, "cpu")
+        kv_type = resolve_kv_type(config.kv_dtype, loaded.model.dtype, torch.device("cpu"))
+        cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, kv_type, "cpu")
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
         backend = choose_attention("cpu", config.attention, shapes, config.max_sequences, torch.device("cpu"))
         self._forward = PackedForward(loaded.model, cache, backend)

@@ -15,6 +15,7 @@ import torch
 from ...config import EngineConfig
 from ...contracts.errors import ConfigError
 from ..attention.interface import AttentionBatch
+from ..attention.kv_type import resolve_kv_type
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, kv_bytes_per_token
 from ..step import TABLE_PLACES, RunnerSpec, stretched_tokens
@@ -68,7 +69,8 @@ def measure_and_allocate(
     """The KV cache. Raises ConfigError, or torch.OutOfMemoryError when the trial step itself does not fit."""
     model = loaded.model
     device = torch.device(model.device)
-    block_bytes = kv_bytes_per_token(loaded.layers, model.dtype) * config.block_tokens
+    kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
+    block_bytes = kv_bytes_per_token(loaded.layers, kv_type) * config.block_tokens
     num_blocks = config.num_blocks
     if not num_blocks:
         peak = _peak_bytes(forward, _prefill_tokens(config), max_rows, loaded.vocab_size, device)
@@ -81,8 +83,9 @@ def measure_and_allocate(
         num_blocks = choose_num_blocks(free, peak, config.kv_memory_fraction, block_bytes, useful)
         on_progress(f"the largest step and the graphs need {peak / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free")
     tokens = (num_blocks - 1) * config.block_tokens
-    on_progress(f"KV cache: {num_blocks} blocks, {tokens} tokens, {num_blocks * block_bytes / 2**30:.1f} GiB")
-    return KvCache.allocate(loaded.layers, num_blocks, config.block_tokens, model.dtype, device)
+    size = f"{num_blocks * block_bytes / 2**30:.1f} GiB"
+    on_progress(f"KV cache: {num_blocks} blocks, {tokens} tokens, {size} of {str(kv_type).removeprefix('torch.')}")
+    return KvCache.allocate(loaded.layers, num_blocks, config.block_tokens, kv_type, device)
 
 
 def _peak_bytes(forward: DeviceForward, tokens: int, rows: int, vocab_size: int, device: torch.device) -> int:
