@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tritandem.grammar import Grammar, Kind, compile_grammar
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
 from tests.engine.spelled import END, SPELLING, allowed, text_of, vocabulary
-from tests.engine.structured_rig import DRAWN, check, mixture, regex, run, structure_of, structured
+from tests.engine.structured_rig import DRAWN, check, mixture, regex, run, structure_of, structured, table_walker
 from tests.fakes.delayed_runner import DelayedRunner
 
 SCHEMA = {
@@ -54,6 +55,33 @@ def test_a_preempted_answer_goes_on_where_its_structure_stood() -> None:
         rig.core.add(one, 1, structure_of(one))
     assert tokens_of(rig.run(())) == tokens_of(plenty)
     assert rig.core.load().preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_comes_goes_or_gives_way_changes_nobody_else_s_answer(seed: int) -> None:
+    """Masks, tables and free rows; sequences arrive, are cancelled and preempted while steps are in flight."""
+    rng, requests = random.Random(seed), mixture(24)
+    alone = run(make_runner(), requests)
+    runner = DelayedRunner(make_runner(num_blocks=40, max_sequences=5), 2)
+    rig, cancelled = Rig(runner), set[int]()
+    waiting = list(requests)
+    for _ in range(5000):
+        if waiting and rng.random() < 0.3:
+            one = waiting.pop()
+            rig.core.add(one, 1, rng.choice((structure_of, table_walker))(one))
+        live = rig.core.live_ids()
+        if live and rng.random() < 0.03:
+            cancelled.add(rng.choice(live))
+            rig.core.cancel(cancelled)
+        rig.step()
+        if not waiting and rig.core.idle():
+            break
+    check([one for one in requests if one.seq_id not in cancelled], rig.answers)
+    for seq_id, answer in rig.answers.items():
+        whole = alone[seq_id].tokens
+        assert answer.tokens == (whole[: len(answer.tokens)] if seq_id in cancelled else whole)
+    assert cancelled
+    assert runner.waited > 0
 
 
 def test_a_schema_gives_valid_json_and_ends_by_itself() -> None:

@@ -74,7 +74,7 @@ def mask_kernel(
     own = state + slot * _ROW_WORDS
     if (tl.load(own + _STRUCTURE) == _MASKED) & (tl.load(own + _FINISHED) == 0):
         word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        bits = tl.load(masks + slot * words + word, mask=word < words, other=0, cache_modifier=".cv")
+        bits = tl.load(masks + slot * words + word, mask=word < words, other=0, volatile=True)
         bits = tl.where(tl.load(late) != 0, 0, bits)
         bit = tl.arange(0, 32)
         ids = word[:, None] * 32 + bit[None, :]

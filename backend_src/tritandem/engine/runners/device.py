@@ -101,10 +101,10 @@ class Device:
     def execute(self, program: Program) -> list[Landing]:
         """Enqueue a step on the current stream, which is `streams.compute`. Returns where the scores of prompts will
         stand once it has passed, chunk by chunk."""
-        if STRUCTURED in program.features.asked and program.bucket:
-            self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
         for place, table in program.tables:
             self._write_table(place, table)
+        if STRUCTURED in program.features.asked and program.bucket:
+            self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
         inputs = self._tell(program)
         scores: list[Landing] = []
         if inputs is not None and program.size is not None:

@@ -43,6 +43,7 @@ class Preparer:
         self._pool = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Future[tuple[Matcher, int]]] = OrderedDict()  # the latest used last
+        self._tabulating = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._reading = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._spellings: Spellings | None = None
@@ -69,6 +70,7 @@ class Preparer:
     def close(self) -> None:
         """Whoever waits is told; compilations that run are let finish."""
         self._pool.shutdown(cancel_futures=True)
+        self._tabulating.shutdown(cancel_futures=True)
 
     def _compile(self, grammar: Grammar) -> tuple[Matcher, int]:
         vocabulary, started_ns = self._read(), time.monotonic_ns()
@@ -76,13 +78,12 @@ class Preparer:
         taken_ns = time.monotonic_ns() - started_ns
         if may_be_small(grammar):
             with suppress(RuntimeError):  # the pool is closed
-                self._pool.submit(self._tabulate, grammar, matcher.copy())  # the first answers need not wait for it
+                self._tabulating.submit(self._tabulate, grammar, matcher.copy())  # no answer waits for it
         return matcher, taken_ns
 
     def _tabulate(self, grammar: Grammar, matcher: Matcher) -> None:
         try:
-            with self._reading:
-                self._spellings = self._spellings or Spellings(matcher.vocabulary.spellings())
+            self._spellings = self._spellings or Spellings(matcher.vocabulary.spellings())
             table = table_of(grammar, matcher, self._spellings)
         except Exception:
             log.exception("a grammar could not be tabulated")

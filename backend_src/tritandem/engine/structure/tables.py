@@ -25,7 +25,7 @@ FORBIDDEN = 255  # for a next state
 _NOTHING, _END, _FIRST_CLASS = 0, 1, 2  # classes: of tokens that are never allowed, of end tokens, of the others
 _SMALL = (Kind.CHOICE, Kind.REGEX, Kind.JSON_SCHEMA)
 MAX_TEXT = 4096  # characters of a grammar that may become a table
-MAX_CELLS = 8_000_000  # states times tokens
+MAX_CELLS = 4_000_000  # states times tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
