@@ -20,7 +20,7 @@ from tritandem_client.errors import (
     TransportError,
     TritandemClientError,
 )
-from tritandem_client.results import Chunk, Health, Result, Timings, TokenLogprob
+from tritandem_client.results import Choice, Chunk, Health, Result, Timings, TokenLogprob
 from tritandem_client.stream import Stream
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
+    "Choice",
     "Chunk",
     "Client",
     "ConnectionFailed",

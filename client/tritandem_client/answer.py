@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tritandem_client.errors import TritandemClientError
-from tritandem_client.results import Chunk, Result, Timings, TokenLogprob
+from tritandem_client.results import Choice, Chunk, Result, Timings, TokenLogprob
 
 Outputs = Mapping[str, list[Any]]  # output tensors by name, as flat lists of Python objects
 
@@ -44,16 +45,15 @@ class Answer:
         self._sent_s = clock()
         self._first_s = self._last_s = 0.0
         self._first_tokens = 0
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._parts = [_Part()]  # of each of the answers, by index
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._latest: dict[str, list[Any]] = {}  # newest value of each output
         self._output_tokens = 0
 
     @property
     def text(self) -> str:
-        """What has been received so far."""
-        return "".join(self._texts)
+        """What has been received so far, of the first answer if there are several."""
+        return "".join(self._parts[0].texts)
 
     @property
     def started(self) -> bool:
@@ -69,30 +69,36 @@ class Answer:
         """Take one response in. None when it carries nothing for the caller: it is empty, or comes after the end."""
         if not outputs or self.ended:
             return None
-        text = "".join(outputs.get("text_output", ()))
-        tokens = int(_first(outputs, "num_output_tokens", 0))
-        logprobs = _logprobs(_first(outputs, "logprobs", None))
-        chunk = Chunk(
-            text=text,
-            num_output_tokens=tokens,
-            finish_reason=_first(outputs, "finish_reason", None) or None,
-            cumulative_logprob=_first(outputs, "cumulative_logprob", None),
-            logprobs=logprobs,
-            prompt_logprobs=_logprobs(_first(outputs, "prompt_logprobs", None)),
-        )
-        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        count = len(outputs.get("text_output", ()))
+        chunks = [self._take(outputs, at) for at in range(max(1, count))]
         self._last_s = self._clock()
-        if not self.started and (text or tokens):
+        tokens = sum(chunk.num_output_tokens for chunk in chunks)
+        if not self.started and (tokens or any(chunk.text for chunk in chunks)):
             self._first_s, self._first_tokens = self._last_s, tokens
-        self._texts.append(text)
-        self._logprobs += logprobs
         self._output_tokens += tokens
         self._latest |= outputs
+        return chunks[0]
+
+    def _take(self, outputs: Outputs, at: int) -> Chunk:
+        """One answer's of a response: of one response for all answers, the element `at` of what each has its own of."""
+        chunk = Chunk(
+            text=_at(outputs, "text_output", at, ""),
+            num_output_tokens=int(_at(outputs, "num_output_tokens", at, 0)),
+            finish_reason=_at(outputs, "finish_reason", at, None) or None,
+            cumulative_logprob=_at(outputs, "cumulative_logprob", at, None),
+            logprobs=_logprobs(_at(outputs, "logprobs", at, None)),
+            prompt_logprobs=_logprobs(_first(outputs, "prompt_logprobs", None)) if at == 0 else (),
+            index=int(_at(outputs, "sequence_index", at, 0)) or at,
+        )
+        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        while len(self._parts) <= chunk.index:
+            self._parts.append(_Part())
+        self._parts[chunk.index].add(chunk, _at(outputs, "used_seed", at, None))
         return chunk
 
     def complete(self) -> None:
         """The server closed the answer in good order."""
-        reason = _first(self._latest, "finish_reason", None) or None
+        reason = self._parts[0].finish_reason
         outcome = _first(self._latest, "outcome", None) or _OUTCOME_OF_REASON.get(reason or "", "COMPLETED")
         self._end(reason, outcome)
 
@@ -110,6 +116,8 @@ class Answer:
         if self.ended:  # closed by another thread while the last response was under way
             return
         self.ended = True
+        choices = tuple(part.choice() for part in self._parts)
+        first = choices[0]
         self._result = Result(
             text=self.text,
             finish_reason=finish_reason,
@@ -118,10 +126,11 @@ class Answer:
             num_input_tokens=int(_first(self._latest, "num_input_tokens", 0)),
             num_output_tokens=self._output_tokens,
             cached_tokens=int(_first(self._latest, "cached_tokens", 0)),
-            cumulative_logprob=_first(self._latest, "cumulative_logprob", None),
-            logprobs=tuple(self._logprobs),
+            cumulative_logprob=first.cumulative_logprob,
+            logprobs=first.logprobs,
             prompt_logprobs=self._prompt_logprobs,
-            seed=_first(self._latest, "used_seed", None),
+            seed=first.seed,
+            choices=choices if len(choices) > 1 else (),
             timings=self._timings(),
         )
 
@@ -138,9 +147,39 @@ class Answer:
         )
 
 
+@dataclass(slots=True)
+class _Part:
+    """One of the answers, as far as it came."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    cumulative_logprob: float | None = None
+    seed: int | None = None
+
+    def add(self, chunk: Chunk, seed: int | None) -> None:
+        self.texts.append(chunk.text)
+        self.tokens += chunk.num_output_tokens
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if chunk.cumulative_logprob is not None:
+            self.cumulative_logprob = chunk.cumulative_logprob
+        self.seed = self.seed if seed is None else seed
+
+    def choice(self) -> Choice:
+        text, logprobs = "".join(self.texts), tuple(self.logprobs)
+        return Choice(text, self.finish_reason, self.tokens, self.cumulative_logprob, logprobs, self.seed)
+
+
 def _first(outputs: Outputs, name: str, default: Any) -> Any:
-    values = outputs.get(name)
-    return values[0] if values else default
+    return _at(outputs, name, 0, default)
+
+
+def _at(outputs: Outputs, name: str, at: int, default: Any) -> Any:
+    """Where a response says less, the default."""
+    values = outputs.get(name, ())
+    return values[at] if at < len(values) else default
 
 
 def _logprobs(text: Any) -> tuple[TokenLogprob, ...]:

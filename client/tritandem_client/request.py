@@ -29,9 +29,9 @@ class Options(TypedDict, total=False):
     """Everything that `generate`, `stream`, `chat` and `chat_stream` accept by keyword. What is not given is not sent.
 
     `tools`: of a chat, functions that the model may call, in OpenAI's form; the call is text in the model's own form.
-    `logprobs`: number of alternatives per token (0: the chosen token's only), `prompt_logprobs` likewise of the
-    prompt's tokens. `traceparent`: W3C trace context of the caller's span. `extra`: more request parameters, passed
-    through as they are. `timeout_s` overrides the client's own.
+    `n`: answers to the prompt, which is computed once. `logprobs`: number of alternatives per token (0: the chosen
+    token's only), `prompt_logprobs` likewise of the prompt's tokens. `traceparent`: W3C trace context of the caller's
+    span. `extra`: more request parameters, passed through as they are. `timeout_s` overrides the client's own.
     """
 
     max_tokens: int
@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | Mapping[str, float]
     allowed_token_ids: Sequence[int]
     end_id: int
+    n: int
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

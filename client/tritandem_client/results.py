@@ -47,12 +47,26 @@ class Chunk:
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # on the first chunk, where asked for
+    index: int = 0  # of the answer that it belongs to, of `n`
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several answers to a prompt."""
+
+    text: str
+    finish_reason: str | None
+    num_output_tokens: int = 0
+    cumulative_logprob: float | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A whole answer. `outcome` is COMPLETED, STOPPED (by id) or CANCELLED (the stream was closed early).
 
+    With `n` above 1 it is the first one; `choices` are all of them by index, and `num_output_tokens` those of all.
     `seed`: sent with the same request, it repeats the answer; None where the client's `report` does not ask for it.
     """
 
@@ -67,6 +81,7 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
+    choices: tuple[Choice, ...] = ()
     timings: Timings = field(default_factory=Timings)
 
     def to_dict(self) -> dict[str, Any]:

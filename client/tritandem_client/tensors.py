@@ -30,6 +30,7 @@ INPUT_TYPES: dict[str, str] = {
     "logit_bias": "BYTES",
     "allowed_token_ids": "INT32",
     "end_id": "INT32",
+    "n": "INT32",
     "sampling_parameters": "BYTES",
     "stream": "BOOL",
     "stop": "BOOL",

@@ -83,6 +83,32 @@ def test_an_answer_without_any_detail_is_still_an_answer(way: Any) -> None:
     assert set(server.visitors.requests[0].inputs) == {"text_input", "exclude_input_in_output"}
 
 
+def test_several_answers_are_told_apart_in_a_stream_and_in_one_response(way: Any) -> None:
+    def said(text: str, index: int, **more: Any) -> Any:
+        return {**chunk(text, **more), "sequence_index": ("INT32", [index])}
+
+    end = {"finish_reason": ("BYTES", ["length"]), "used_seed": ("UINT64", [9])}
+    server, client = way.connect(saying(said("a", 0), said("b", 1), said("c", 1, **end), said("d", 0, **end)))
+    stream = client.stream("x", n=2)
+    assert [(one.index, one.text) for one in stream] == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
+    assert [(one.text, one.finish_reason, one.num_output_tokens, one.seed) for one in stream.result.choices] == [
+        ("ad", "length", 2, 9),
+        ("bc", "length", 2, 9),
+    ]
+    assert (stream.result.text, stream.result.num_output_tokens) == ("ad", 4)
+    assert server.visitors.requests[0].inputs["n"] == [2]
+    whole = {
+        "text_output": ("BYTES", ["ad", "bc"]),
+        "finish_reason": ("BYTES", ["length", "stop"]),
+        "num_output_tokens": ("UINT32", [2, 1]),
+        "num_input_tokens": ("UINT32", [5]),
+    }
+    _, client = way.connect(saying(whole))
+    result = client.generate("x", n=2)
+    assert [(one.text, one.finish_reason) for one in result.choices] == [("ad", "length"), ("bc", "stop")]
+    assert (result.text, result.num_output_tokens, result.num_input_tokens) == ("ad", 3, 5)
+
+
 def test_a_prompts_logprobs_come_first_and_stay_with_the_result(way: Any) -> None:
     said = [
         {"3": {"logprob": None, "rank": None, "decoded_token": "x"}},

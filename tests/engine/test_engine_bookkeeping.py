@@ -11,6 +11,7 @@ from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.host.kv_blocks import chain_hash, root_hash
 from tritandem.engine.host.sequence import SequenceState
+from tritandem.engine.step import StepPlan
 
 from tests.engine.engine_rig import Rig
 from tests.fakes.arithmetic_runner import VOCAB, ArithmeticRunner, expected_output
@@ -58,6 +59,74 @@ def test_a_thousand_random_admissions_cancellations_and_preemptions(ahead: int, 
     assert bool(load.prefix_hit_tokens) == prefix_cache
     assert load.prefix_hit_tokens < load.prompt_tokens, "a sequence that was resumed counts once"
     assert 50 < len(cancelled) < 500
+
+
+@pytest.mark.parametrize(("ahead", "prefix_cache"), [(0, False), (1, True), (3, False)])
+def test_three_hundred_random_families_give_every_block_back(ahead: int, prefix_cache: bool) -> None:
+    """Each has one prompt; some are cancelled, some preempted, before or after the others took their blocks."""
+    rng = np.random.default_rng(ahead)
+    rig = Rig(ArithmeticRunner(num_slots=5, num_blocks=24, launch_ahead_steps=ahead), prefix_cache)
+    requests: dict[int, EngineRequest] = {}
+    cancelled: set[int] = set()
+    families = 0
+    while families < 300 or not rig.core.idle():
+        if families < 300 and rng.random() < 0.3 and len(rig.core.waiting) < 20:
+            families += 1
+            ids = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
+            for _ in range(int(rng.integers(1, 7))):
+                new = make_request(len(requests), ids, int(rng.integers(1, 24)))
+                requests[new.seq_id] = replace(new, family=families)
+                rig.add(requests[new.seq_id])
+        if rng.random() < 0.1 and rig.core.live_ids():
+            victim = int(rng.choice(rig.core.live_ids()))
+            cancelled.add(victim)
+            rig.core.cancel([victim])
+        rig.step()
+    rig.read()
+    load = rig.core.load()
+    assert load.free_blocks == load.total_blocks
+    assert sorted(rig.answers) == sorted(requests)
+    for seq_id, request in requests.items():
+        answer, right = rig.answers[seq_id], expected_output(request.prompt_ids.tolist(), request.sampling.max_tokens)
+        if answer.finish == FinishCode.CANCELLED:
+            assert seq_id in cancelled
+            right = right[: len(answer.tokens)]
+        assert answer.tokens == right
+    assert load.preemptions > 20
+    assert load.prefix_hit_tokens > 0
+    assert not rig.core.residency._families
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 4, 5, 11, 13])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_the_prompt_of_a_family_is_computed_once(prompt_tokens: int, prefix_cache: bool) -> None:
+    runner = ArithmeticRunner(num_slots=8, num_blocks=60)
+    launch, computed, copies = runner.launch, [], []
+
+    def watched(plan: StepPlan) -> None:
+        computed.extend(len(chunk.ids) for chunk in plan.prefill)
+        copies.extend(plan.copies)
+        launch(plan)
+
+    runner.launch = watched  # type: ignore[method-assign]
+    ids = list(range(prompt_tokens))
+    family = [replace(make_request(i, ids, 20), family=1) for i in range(4)]
+    answers = Rig(runner, prefix_cache).run(family)
+    assert all(answer.tokens == expected_output(ids, 20) for answer in answers.values())
+    assert sum(computed) == prompt_tokens + 3, "of the others, one token each"
+    assert len(copies) == (3 if (prompt_tokens - 1) % 4 else 0), "where the last block begins before the last token"
+    assert [answers[i].cached_tokens for i in range(4)] == [0, *[prompt_tokens - 1] * 3]
+
+
+def test_without_its_first_one_a_family_goes_on() -> None:
+    rig = Rig(ArithmeticRunner(num_slots=8, num_blocks=60, prefill_tokens=8), prefix_cache=False)
+    ids = list(range(30))
+    rig.add(*(replace(make_request(i, ids, 9), family=1) for i in range(3)))
+    rig.step()
+    rig.core.cancel([0])
+    answers = rig.run([])
+    assert [answers[i].tokens for i in (1, 2)] == [expected_output(ids, 9)] * 2
+    assert answers[2].cached_tokens == 29, "of the second, which then was the first"
 
 
 def test_sequences_that_fill_the_whole_pool_take_turns() -> None:

@@ -12,7 +12,7 @@ from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
 from tritandem.engine.host.validation import validate
-from tritandem.engine.step import StepFailed
+from tritandem.engine.step import StepFailed, StepPlan
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
 from tests.fakes.delayed_runner import DelayedRunner
@@ -79,6 +79,40 @@ def test_a_cancelled_sequence_ends_once_and_others_do_not_notice() -> None:
     assert answers[1].tokens == undisturbed[1].tokens[: len(answers[1].tokens)]
     for i in (0, 2, 3):
         assert answers[i].tokens == undisturbed[i].tokens
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_sequences_of_one_prompt_answer_as_each_would_alone(prefix_cache: bool, ahead: int) -> None:
+    for ids in prompts(4, seed=12, low=3, high=40):
+        family = [
+            dataclasses.replace(request(i, ids, max_tokens=20, **MIXED[i]), family=7, prefix_salt=3)
+            for i in range(len(MIXED))
+        ]
+        runner = make_runner(prefill_tokens_per_step=16)
+        together = Rig(DelayedRunner(runner, ahead) if ahead else runner, prefix_cache).run(family)
+        for one in family:
+            alone = Rig(make_runner()).run([dataclasses.replace(one, family=0)])
+            assert together[one.seq_id].tokens == alone[one.seq_id].tokens
+            assert together[one.seq_id].finish == alone[one.seq_id].finish
+
+
+def test_a_step_that_failed_copies_a_familys_block_again() -> None:
+    class Flaky(PoisonedRunner):
+        """Breaks where blocks are to be copied, once."""
+
+        def launch(self, plan: StepPlan) -> None:
+            if plan.copies and not self.failures:
+                self.failures = 1
+                raise RuntimeError("a kernel broke")
+            super().launch(plan)
+
+    ids = prompts(1, seed=13, low=30)[0]
+    family = [dataclasses.replace(request(i, ids, **MIXED[i]), family=7) for i in range(4)]
+    runner = Flaky(make_runner(), -1, step_failed)
+    answers = Rig(runner).run(family)
+    assert runner.failures == 1
+    assert tokens_of(answers) == tokens_of(Rig(make_runner()).run([dataclasses.replace(f, family=0) for f in family]))
 
 
 def step_failed(slots: list[int]) -> Exception:

@@ -89,6 +89,8 @@ class ArithmeticRunner:
         for slot, index, block in [] if plan.block_updates is None else plan.block_updates.tolist():
             assert block != 0, "the null block is in a table"
             self._rows[slot].table[index] = block
+        for source, target in plan.copies:
+            self._kv[target] = self._kv[source]
         produced = []
         for chunk in plan.prefill:
             row = self._rows[chunk.slot]

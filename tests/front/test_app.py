@@ -112,17 +112,74 @@ def test_a_stream_begins_with_the_role_and_ends_with_usage_and_done(house: House
     assert len({event["id"] for event in events}) == 1
 
 
+def choosing(texts: tuple[str, ...]) -> Any:
+    """A model that gives each of `n` answers its text: word by word in turns, or all in one response."""
+
+    def model(request: Received) -> Any:
+        n = request.inputs.get("n", [1])[0]
+        said = {"num_input_tokens": ("UINT32", [5]), "cached_tokens": ("UINT32", [3])}
+        if "stream" not in request.inputs:
+            logprobs = [json.dumps([{"7": {"logprob": -float(i), "decoded_token": "x"}}]) for i in range(n)]
+            yield {
+                **said,
+                "text_output": ("BYTES", list(texts[:n])),
+                "finish_reason": ("BYTES", ["length"] * n),
+                "num_output_tokens": ("UINT32", [2] * n),
+                **({"logprobs": ("BYTES", logprobs)} if "return_logprobs" in request.inputs else {}),
+            }
+            return
+        words = [text.split() for text in texts[:n]]
+        for number in range(max(map(len, words))):
+            for index in range(n):
+                if number < len(words[index]):
+                    ended = {"finish_reason": ("BYTES", ["stop"])} if number + 1 == len(words[index]) else {}
+                    yield {
+                        **said,
+                        "text_output": ("BYTES", [words[index][number]]),
+                        "num_output_tokens": ("UINT32", [1]),
+                        "sequence_index": ("INT32", [index]),
+                        **ended,
+                    }
+
+    return model
+
+
 def test_several_prompts_and_choices_each_have_their_index(house: House) -> None:
     body = {"prompt": ["a", "b"], "n": 2, "echo": True, "seed": 5}
-    choices = house.ask(streaming(), "POST", COMPLETIONS, body).json["choices"]
-    assert [(one["index"], one["text"]) for one in choices] == [
-        (0, "aParis."),
-        (1, "aParis."),
-        (2, "bParis."),
-        (3, "bParis."),
+    reply = house.ask(choosing(("one", "two")), "POST", COMPLETIONS, body)
+    assert [(one["index"], one["text"]) for one in reply.json["choices"]] == [
+        (0, "aone"),
+        (1, "atwo"),
+        (2, "bone"),
+        (3, "btwo"),
     ]
-    sent = sorted((request.prompt, request.inputs["seed"][0]) for request in house.requests)
-    assert sent == [("a", 5), ("a", 6), ("b", 5), ("b", 6)]
+    assert reply.json["usage"]["prompt_tokens"] == 10, "each prompt once"
+    assert reply.json["usage"]["completion_tokens"] == 8
+    sent = sorted((one.prompt, one.inputs["seed"][0], one.inputs["n"][0]) for one in house.requests)
+    assert sent == [("a", 5, 2), ("b", 5, 2)], "one request for each prompt: the model makes the answers"
+
+
+def test_streamed_choices_each_begin_and_end_by_themselves(house: House) -> None:
+    body = {**HELLO, "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    events = house.ask(choosing(("a b c", "d", "e f")), "POST", CHAT, body).events
+    choices = [event["choices"][0] for event in events[:-1]]
+    for index, text in enumerate(("abc", "d", "ef")):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in own) == text
+        assert [choice["finish_reason"] for choice in own].count("stop") == 1
+        assert own[-1]["finish_reason"] == "stop"
+    assert events[-1]["usage"]["completion_tokens"] == 6
+
+
+def test_of_more_answers_the_likeliest_are_told(house: House) -> None:
+    body = {"prompt": "a", "n": 2, "best_of": 4}
+    reply = house.ask(choosing(("first", "second", "third", "fourth")), "POST", COMPLETIONS, body)
+    assert [(one["index"], one["text"], one["logprobs"]) for one in reply.json["choices"]] == [
+        (0, "first", None),
+        (1, "second", None),
+    ]
+    assert reply.json["usage"]["completion_tokens"] == 8, "of all that were made"
 
 
 def scoring(request: Received) -> Any:
@@ -130,12 +187,24 @@ def scoring(request: Received) -> Any:
     if request.model == "tokenizer":
         yield {"text_output": ("BYTES", ["ab"]), "refusal": ("BYTES", [""])}
         return
-    asked = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0])
+    asked, n = json.loads(request.inputs.get("sampling_parameters", ["{}"])[0]), request.inputs.get("n", [1])[0]
     alternatives = {"9": {"logprob": -0.5, "rank": 1, "decoded_token": "c"}}
     chosen = {"7": {"logprob": -2.0, "rank": 2, "decoded_token": "b"}}
     prompt = [{"3": {"logprob": None, "rank": None, "decoded_token": "a"}}, chosen | alternatives]
     more = {"prompt_logprobs": ("BYTES", [json.dumps(prompt)])} if "prompt_logprobs" in asked else {}
-    yield {**last("d", 1, "length"), "logprobs": ("BYTES", [json.dumps([alternatives])]), **more}
+    logprobs = {"logprobs": ("BYTES", [json.dumps([alternatives])])}
+    if "stream" not in request.inputs:
+        every = {**last("d", 1, "length"), **logprobs}
+        own = ("text_output", "finish_reason", "logprobs", "num_output_tokens")
+        yield {**every, **{name: (every[name][0], every[name][1] * n) for name in own}, **more}
+        return
+    for index in range(n):
+        yield {
+            **last("d", 1, "length"),
+            **logprobs,
+            **(more if not index else {}),
+            "sequence_index": ("INT32", [index]),
+        }
 
 
 PROMPT_SCORES = {
@@ -188,19 +257,6 @@ def test_scores_of_the_prompt_have_vllms_form_too(house: House) -> None:
             "7": {"logprob": -2.0, "rank": 2, "decoded_token": "b"},
         },
     ]
-
-
-def test_the_other_choices_begin_with_the_first_ones_first_token(house: House) -> None:
-    seen: list[int] = []
-
-    def model(request: Received) -> Any:
-        seen.append(len(house.requests))
-        yield chunk("a")
-        yield last()
-
-    events = house.ask(model, "POST", CHAT, {**HELLO, "n": 3, "stream": True}).events
-    assert {event["choices"][0]["index"] for event in events} == {0, 1, 2}
-    assert seen[0] == 1, "alone until its prompt is in the cache"
 
 
 def test_what_is_not_of_the_body_travels_too(house: House) -> None:

@@ -147,10 +147,15 @@ def test_choices_are_bounded_over_all_prompts() -> None:
     assert refusal(completion, prompt=["a"] * 65, n=2).param == "n"
 
 
-def test_each_choice_draws_with_a_seed_of_its_own() -> None:
-    ask = completion(prompt=["a", "b"], n=2, seed=0)
-    assert [ask.options_of(index)["seed"] for index in range(4)] == [0, 1, 0, 1]
-    assert "seed" not in completion(n=2).options_of(1)
+def test_the_model_makes_the_answers_and_more_where_the_best_are_wanted() -> None:
+    assert "n" not in completion().options
+    assert completion(n=2).options["n"] == chat(n=2).options["n"] == 2
+    ask = completion(n=2, best_of=5)
+    assert (ask.n, ask.options["n"], ask.options["logprobs"], ask.logprobs) == (2, 5, 0, None)
+    assert completion(n=2, best_of=2, stream=True).options["n"] == 2
+    assert refusal(completion, n=3, best_of=2).param == "best_of"
+    assert refusal(completion, best_of=2, stream=True).param == "best_of"
+    assert refusal(completion, prompt=["a"] * 20, best_of=7).param == "n"
 
 
 def test_the_newer_name_of_the_budget_is_the_one_that_errors_use() -> None:

@@ -77,7 +77,7 @@ def test_of_alternatives_that_read_alike_the_likeliest_is_told() -> None:
 
 
 def test_a_prompt_that_is_answered_twice_counts_once() -> None:
-    counted = usage([result(10, 3, 0), result(10, 4, 8), result(5, 1, 4), result(5, 1, 4)], 2)
+    counted = usage([result(10, 7, 0), result(5, 2, 4)])
     assert counted == {
         "prompt_tokens": 15,
         "completion_tokens": 9,

@@ -85,6 +85,22 @@ def test_several_choices_differ_and_a_seed_repeats_them(api: Any) -> None:
     for chunk in api.completions.create(stream=True, **asked):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == first
+    alone = [api.completions.create(**{**asked, "n": 1, "seed": 7 + i}).choices[0].text for i in range(3)]
+    assert alone == first, "each draws as if it were asked for by itself, with the seed after the one before"
+
+
+def test_several_answers_to_a_prompt_are_those_of_as_many_requests(api: Any) -> None:
+    asked = {"prompt": "The sea is", "max_tokens": 6, **GREEDY}
+    alone = api.completions.create(**asked)
+    several = api.completions.create(n=4, logprobs=1, stop=["never"], **asked)
+    assert [choice.text for choice in several.choices] == [alone.choices[0].text] * 4
+    assert all(choice.logprobs.tokens == several.choices[0].logprobs.tokens for choice in several.choices)
+    assert several.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert several.usage.completion_tokens == 4 * alone.usage.completion_tokens
+    best = api.completions.create(prompt="The sea is", max_tokens=6, model="tiny", seed=3, extra_body={"best_of": 4})
+    assert len(best.choices) == 1
+    with pytest.raises(openai.BadRequestError, match="n: given 100"):
+        api.completions.create(n=100, **asked)
 
 
 def test_prompts_are_texts_or_ids_and_texts_are_echoed(api: Any) -> None:

@@ -35,5 +35,9 @@ def start() -> Iterator[Start]:
         running.service.check_integrity()
         if not running.service._closed:  # what comes after the end is refused without a record
             submitted = next(running.service._numbers)
-            wait_until(lambda running=running, submitted=submitted: len(running.observer.records) == submitted)
+            wait_until(
+                lambda running=running, submitted=submitted: (
+                    sum(record.sequences for record in running.observer.records) == submitted
+                )
+            )
         running.service.close()

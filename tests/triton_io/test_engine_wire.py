@@ -47,6 +47,7 @@ requests = st.builds(
     allowed_token_ids=st.lists(st.integers(0, 50_000), max_size=9).map(tuple),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(Kind), st.text(), st.none() | thoughts),
     prefix_salt=st.integers(-(2**63), 2**63 - 1),
+    family=st.integers(0, 2**62),
 )
 
 
@@ -61,6 +62,16 @@ def test_requests_survive_the_hop_bit_by_bit(sent: list[EngineRequest]) -> None:
     for one, other in zip(sent, arrived, strict=True):
         assert np.array_equal(one.prompt_ids, other.prompt_ids)
         assert replace(one, prompt_ids=none) == replace(other, prompt_ids=none)
+
+
+def test_the_prompt_of_a_family_travels_once() -> None:
+    prompt, other = np.arange(1000, dtype=np.int32), np.arange(5, dtype=np.int32)
+    asked = [(1, prompt), (2, prompt), (3, other), (4, prompt)]
+    header, tokens = engine_wire.pack_submit([EngineRequest(i, ids, SamplingParams(), (7,)) for i, ids in asked])
+    assert len(tokens) == 2005 + 4
+    arrived = engine_wire.unpack_submit(header, tokens)
+    assert [one.prompt_ids.tolist() for one in arrived] == [ids.tolist() for _, ids in asked]
+    assert all(one.stop_ids == (7,) for one in arrived)
 
 
 def test_unpacked_prompts_own_their_memory() -> None:

@@ -222,6 +222,13 @@ def test_log_probabilities_are_gathered_for_every_name_that_asks() -> None:
     assert sampled(logprobs=3).sampling.logprobs == 3
 
 
+def test_several_answers_are_asked_for_by_either_name() -> None:
+    assert request(PROMPT).sampling.n == 1
+    for name in ("n", "num_return_sequences"):
+        assert request(PROMPT | {name: one(3, np.int32)}).sampling.n == 3
+        assert sampled(**{name: 3}).sampling.n == 3
+
+
 def test_a_prompts_log_probabilities_are_asked_for_by_flag_or_number() -> None:
     asked = request(PROMPT | {"return_prompt_logprobs": one(True, np.bool_)})
     assert (asked.sampling.prompt_logprobs, asked.output.prompt_logprobs) == (0, True)
@@ -280,7 +287,10 @@ BAD_JSON = [
     ({"stop_token_ids": list(range(17))}, "stop_token_ids"),
     ({"stop_token_ids": [1000]}, "stop_token_ids"),
     ({"end_id": 2**31}, "end_id"),
-    ({"n": 2}, "n:"),
+    ({"n": 0}, "n:"),
+    ({"n": 129}, "n:"),
+    ({"n": 2, "num_return_sequences": 3}, "n:"),
+    ({"best_of": 2}, "best_of:"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"guided_json": "{}"}, "guided_json"),
 ]

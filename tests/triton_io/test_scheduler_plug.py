@@ -623,6 +623,39 @@ def test_the_last_response_waits_for_a_question_under_way() -> None:
     assert finished.is_set()
 
 
+def test_a_streams_responses_say_whose_text_they_carry() -> None:
+    made, sender = sink({"finish_reason"}, wanted=["text_output", "finish_reason", "sequence_index", "used_seed"])
+    made.send(Chunk("a", 1, index=1))
+    made.send(dataclasses.replace(LAST, index=1))
+    assert not sender.ended.is_set()
+    made.finish(dataclasses.replace(LAST, index=0))
+    assert [response.arrays()["sequence_index"].tolist() for response in sender.wait_end()] == [[[1]], [[1]], [[0]]]
+
+
+def test_several_answers_in_one_response_stand_side_by_side() -> None:
+    names = {"finish_reason", "num_input_tokens", "num_output_tokens", "logprobs", "output_log_probs", "used_seed"}
+    wanted = [*names, "text_output", "sequence_index", "cum_log_probs", "outcome", "stamps", "cached_tokens"]
+    made, sender = sink(names, stream=False, wanted=wanted)
+    tokens = (TokenLogprob(3, -0.5), TokenLogprob(4, -1.5))
+    said = [
+        dataclasses.replace(LAST, text="ab", num_output_tokens=2, logprobs=tokens, cumulative_logprob=-2.0, seed=5),
+        dataclasses.replace(LAST, text="c", logprobs=tokens[:1], cumulative_logprob=-0.5, seed=6),
+    ]
+    said = [dataclasses.replace(chunk, index=index) for index, chunk in enumerate(said)]
+    made.finish(dataclasses.replace(LAST, num_output_tokens=3, choices=tuple(said)))
+    [response] = sender.wait_end()
+    arrays = response.arrays()
+    assert arrays["text_output"].tolist() == [b"ab", b"c"]
+    assert arrays["finish_reason"].tolist() == [b"length", b"length"]
+    assert arrays["num_output_tokens"].tolist() == [2, 1]
+    assert arrays["used_seed"].tolist() == [5, 6]
+    assert arrays["sequence_index"].tolist() == [[0, 1]]
+    assert arrays["cum_log_probs"].tolist() == [-2.0, -0.5]
+    assert arrays["output_log_probs"].tolist() == [[[-0.5, -1.5], [-0.5, 0.0]]]
+    assert [len(json.loads(text)) for text in arrays["logprobs"]] == [2, 1]
+    assert (arrays["outcome"].tolist(), arrays["stamps"].shape) == ([b"COMPLETED"], (9,)), "of the request"
+
+
 def test_a_prompts_logprobs_come_once_and_its_first_token_has_none() -> None:
     made, sender = sink({"prompt_logprobs"}, wanted=["prompt_logprobs"])
     made.send(Chunk("a", 1, prompt_logprobs=(TokenLogprob(3, None), TokenLogprob(4, -0.5, ((4, -0.5),)))))

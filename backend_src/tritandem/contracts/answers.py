@@ -51,6 +51,8 @@ class Chunk:
     stamps: Stamps | None = None  # set on the last chunk only
     seed: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # set on the first chunk, where asked for
+    index: int | None = None  # of the answer, where several were asked for
+    choices: tuple[Chunk, ...] = ()  # all of them, where several go out in one response
 
 
 class ResponseSink(Protocol):

@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 
+MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 16
 MAX_STOP_WORDS = 64
@@ -111,6 +112,12 @@ class SamplingParams:
         tensor="UINT64", shown="a random one", range="0..2^63 - 1",
         doc="fixes the random stream; greedy requests draw nothing", aliases=("random_seed",), row="q",
         draws=lambda _: True, llm_api=True,
+    )  # fmt: skip
+    n: int = _field(
+        1, 1, MAX_ANSWERS, f"a whole number in [1, {MAX_ANSWERS}]",
+        tensor="INT32", shown="1", range=f"1..{MAX_ANSWERS}, at most the sequences that engines take at once",
+        doc="answers to the prompt, which is computed once; the i-th draws with seed + i",
+        aliases=("num_return_sequences",),
     )  # fmt: skip
     logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")
     prompt_logprobs: int | None = _field(None, 0, MAX_TOP_LOGPROBS, f"a whole number in [0, {MAX_TOP_LOGPROBS}]")

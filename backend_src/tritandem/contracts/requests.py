@@ -71,3 +71,4 @@ class EngineRequest:
     allowed_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     prefix_salt: int = 0  # int64; sequences share cached prefixes only where these are equal
+    family: int = 0  # not 0: those of one number have one prompt, of which the engine computes the blocks once

@@ -87,7 +87,7 @@ GREEDY = SamplingFeatures()
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: tables, releases, inits, block updates, prefill, decode.
+    """One step. Order of effects: tables, releases, inits, block updates, copies of blocks, prefill, decode.
 
     A slot whose last prefill chunk is in this step decodes from the next step on. `decode_slots` may hold
     rows that have finished on the device unknown to the host: they write nothing and report token -1.
@@ -97,6 +97,7 @@ class StepPlan:
     releases: Sequence[int] = ()
     inits: Sequence[SlotInit] = ()
     block_updates: Int32Array | None = None  # [U, 3] slot, index in its block table, block id
+    copies: Sequence[tuple[int, int]] = ()  # KV blocks: what is in the first is written to the second
     prefill: Sequence[PrefillChunk] = ()
     decode_slots: Sequence[int] = ()
     features: SamplingFeatures = field(default_factory=SamplingFeatures)

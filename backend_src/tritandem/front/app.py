@@ -223,7 +223,7 @@ class App:
                 task.cancel()
             await asyncio.gather(work, leaving, return_exceptions=True)
             heard = relay.heard
-            line["prompt_tokens"] = sum(one.num_input_tokens for one in heard[:: ask.n])
+            line["prompt_tokens"] = sum(one.num_input_tokens for one in heard)
             line["output_tokens"] = sum(one.num_output_tokens for one in heard)
         stopped = any(one.outcome == Outcome.STOPPED.value for one in relay.results)
         return Outcome.STOPPED if stopped else Outcome.COMPLETED

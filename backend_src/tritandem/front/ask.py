@@ -31,7 +31,7 @@ class Question(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `questions` are asked `n` times each; choice `q * n + i` is the i-th answer to question q."""
+    """One request. Each of the `questions` gets `n` answers; choice `q * n + i` is the i-th to question q."""
 
     door: str
     model: str | None
@@ -49,11 +49,6 @@ class Ask:
     tools: tuple[str, ...]  # names of functions that the model may call
     parallel_calls: bool
     names: dict[str, str]  # what the client called fields that have two names
-
-    def options_of(self, index: int) -> dict[str, Any]:
-        """Of choice `index`: each draws with a seed of its own."""
-        seed = self.options.get("seed")
-        return self.options if not seed and seed != 0 else {**self.options, "seed": (seed + index % self.n) % 2**63}
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -101,8 +96,11 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
     questions = _questions(door, values)
     answered = _ask_for_prompt(values, options, logprobs)
     n = values.get("n", 1)
-    if n * len(questions) > MAX_CHOICES:
-        raise invalid("n", f"{n} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all")
+    made = _answers(values, options, n)
+    if made > 1:
+        options["n"] = made
+    if made * len(questions) > MAX_CHOICES:
+        raise invalid("n", f"{made} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all")
     return Ask(
         door=door,
         model=values.get("model"),
@@ -156,6 +154,18 @@ def _questions(door: str, values: Mapping[str, Any]) -> tuple[Question, ...]:
     if door == CHAT:
         return (Question(messages=values[name]),)
     return tuple(Question(prompt=one) if isinstance(one, str) else Question(input_ids=one) for one in values[name])
+
+
+def _answers(values: Mapping[str, Any], options: dict[str, Any], n: int) -> int:
+    """How many answers the model makes to each question: more than n, where the best are wanted."""
+    best_of: int = values.get("best_of", n)
+    if best_of < n:
+        raise invalid("best_of", best_of, f"at least n ({n})")
+    if best_of > n:
+        if values.get("stream"):
+            raise not_honoured("best_of", best_of, f"{n}, the value of n, with stream: the best are known at the end")
+        options.setdefault("logprobs", 0)
+    return best_of
 
 
 def _ask_for_prompt(values: Mapping[str, Any], options: dict[str, Any], logprobs: int | None) -> bool:

@@ -27,7 +27,7 @@ class Monologue:
     ) -> None:
         self._turn, self._narrator, self._client = turn, narrator, client
         self._messages = ask.questions[0]["messages"]
-        self._options: dict[str, Any] = {**ask.options_of(0), **options}
+        self._options: dict[str, Any] = {**ask.options, **options}
         self._telling = Telling(narrator)
         self.results: list[Result] = []
         self._streams: list[AsyncStream] = []

@@ -1,7 +1,6 @@
-"""One request from the model to the client: asks each question n times, and sends what comes as it comes.
+"""One request from the model to the client: asks each question once, for n answers, and sends what comes as it comes.
 
-The first answer to a question begins alone: the others start with its first token and find its prompt in the prefix
-cache. What a client does not take is not read from the model's stream either. Belongs to one event loop.
+What a client does not take is not read from the model's stream either. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tritandem_client import AsyncClient, AsyncStream, Chunk, Result, TokenLogprob
+from tritandem_client import AsyncClient, AsyncStream, Choice, Chunk, Result, TokenLogprob
 
 from .ask import Ask
 from .chat_turns import ChatTurns
@@ -22,7 +21,8 @@ from .formats.turn import Turn
 from .shapes import DONE, Envelope, Shape, finish_reason, usage
 from .tokenize import detokenize
 
-Said = TypeVar("Said", Chunk, Result)
+Heard = TypeVar("Heard", Chunk, Result)
+Said = TypeVar("Said", Chunk, Choice, Result)
 
 
 class Relay:
@@ -40,7 +40,6 @@ class Relay:
     ) -> None:
         self._turns = turns
         self._ask, self._shape, self._envelope, self._client, self._options = ask, shape, envelope, client, options
-        self._begun = [asyncio.Event() for _ in ask.questions]
         self._echo = [""] * len(ask.questions)
         self._prompts: list[tuple[TokenLogprob, ...]] = [()] * len(ask.questions)
         self.results: list[Result] = []
@@ -53,27 +52,30 @@ class Relay:
 
     async def answer(self, exchange: Exchange) -> None:
         """All of it in one piece."""
-        ask = self._ask
         await self._read_echo()
-        if len(ask.questions) == ask.n == 1:
-            self.results = [await self._ask_once()]
-        else:
-            self.results = await _together([self._collect(index) for index in range(self._choices)])
-        choices = [self._whole(index, result) for index, result in enumerate(self.results)]
-        await exchange.respond(200, self._envelope.document(choices, usage(self.results, ask.n)))
+        self.results = await _together([self._collect(number) for number in range(len(self._ask.questions))])
+        choices = [self._whole(index, choice) for index, choice in enumerate(self._answers())]
+        await exchange.respond(200, self._envelope.document(choices, usage(self.results)))
 
     async def stream(self, exchange: Exchange) -> None:
         """Events, as the model speaks."""
         await self._read_echo()
-        self.results = await _together([self._forward(index, exchange) for index in range(self._choices)])
+        numbers = range(len(self._ask.questions))
+        self.results = await _together([self._forward(number, exchange) for number in numbers])
         last = DONE
         if self._ask.include_usage:
-            last = self._envelope.usage_event(usage(self.results, self._ask.n)) + DONE
+            last = self._envelope.usage_event(usage(self.results)) + DONE
         await exchange.end_events(last)
 
-    @property
-    def _choices(self) -> int:
-        return len(self._ask.questions) * self._ask.n
+    def _answers(self) -> list[Result | Choice]:
+        """Those for the client, `n` to each question: of more, the likeliest by the mean over their tokens."""
+        shown: list[Result | Choice] = []
+        for result in self.results:
+            answers: list[Result | Choice] = [*(result.choices or (result,))]
+            if len(answers) > self._ask.n:
+                answers.sort(key=_mean_logprob, reverse=True)
+            shown += answers[: self._ask.n]
+        return shown
 
     async def _read_echo(self) -> None:
         """The texts of prompts that are to be repeated."""
@@ -85,64 +87,43 @@ class Relay:
                 said = await detokenize(self._client, {"tokens": question["input_ids"]}, request_id, None)
                 self._echo[number] = said["prompt"]
 
-    def _settings(self, index: int) -> dict[str, Any]:
-        settings = {
-            **self._ask.options_of(index),
-            **self._options,
-            "request_id": f"{self._options['request_id']}{f'-{index}' if index else ''}",
-        }
-        if index % self._ask.n:
-            settings.pop("prompt_logprobs", None)  # the first answer to the question brings them
-        return settings
+    def _settings(self, number: int) -> dict[str, Any]:
+        request_id = f"{self._options['request_id']}{f'-{number}' if number else ''}"
+        return {**self._ask.options, **self._options, "request_id": request_id}
 
-    def _note(self, index: int, said: Chunk) -> Chunk:
+    def _note(self, number: int, said: Heard) -> Heard:
         """What of it is for the client."""
-        question = index // self._ask.n
-        self._prompts[question] = self._prompts[question] or said.prompt_logprobs
-        self._begun[question].set()
+        self._prompts[number] = self._prompts[number] or said.prompt_logprobs
         return said if self._ask.answered else _prompt_alone(said)
 
-    async def _ask_once(self) -> Result:
-        question: dict[str, Any] = dict(self._ask.questions[0])
+    async def _collect(self, number: int) -> Result:
+        question: dict[str, Any] = dict(self._ask.questions[number])
         ask = self._client.chat if "messages" in question else self._client.generate
-        result = await ask(**question, **self._settings(0))
-        self._prompts[0] = result.prompt_logprobs
-        return result if self._ask.answered else _prompt_alone(result)
+        return self._note(number, await ask(**question, **self._settings(number)))
 
-    def _open(self, index: int) -> AsyncStream:
-        question: dict[str, Any] = dict(self._ask.questions[index // self._ask.n])
+    def _open(self, number: int) -> AsyncStream:
+        question: dict[str, Any] = dict(self._ask.questions[number])
         ask = self._client.chat_stream if "messages" in question else self._client.stream
-        stream = ask(**question, **self._settings(index))
+        stream = ask(**question, **self._settings(number))
         self._streams.append(stream)
         return stream
 
-    async def _wait_for_first(self, index: int) -> None:
-        if index % self._ask.n:
-            await self._begun[index // self._ask.n].wait()
-
-    async def _collect(self, index: int) -> Result:
-        await self._wait_for_first(index)
-        async with self._open(index) as answer:
+    async def _forward(self, number: int, exchange: Exchange) -> Result:
+        shape, event, n = self._shape, self._envelope.event, self._ask.n
+        offsets: list[int | None] = [None] * n  # characters of each answer so far; None: not begun
+        turns = [self._turns.open() if self._turns else None for _ in range(n)]
+        async with self._open(number) as answer:
             async for chunk in answer:
-                self._note(index, chunk)
-        return answer.result if self._ask.answered else _prompt_alone(answer.result)
-
-    async def _forward(self, index: int, exchange: Exchange) -> Result:
-        await self._wait_for_first(index)
-        shape, event = self._shape, self._envelope.event
-        opening = shape.opening(index)
-        before = event([opening]) if opening else b""
-        offset, begun = 0, False
-        turn = self._turns.open() if self._turns else None
-        async with self._open(index) as answer:
-            async for chunk in answer:
-                said = self._note(index, chunk)
-                if self._ask.echo and not begun:
-                    before += event([self._with_prompt(index, shape.piece(index, "", None, 0, 0))])
-                    offset = len(self._echo[index // self._ask.n])
-                begun = True
-                data = before + self._events_of(said, index, offset, turn)
-                before, offset = b"", offset + len(said.text)
+                said, at = self._note(number, chunk), chunk.index
+                index, data, offset = number * n + at, b"", offsets[at]
+                if offset is None:
+                    opening, offset = shape.opening(index), 0
+                    data = event([opening]) if opening else b""
+                    if self._ask.echo:
+                        data += event([self._with_prompt(index, shape.piece(index, "", None, 0, 0))])
+                        offset = len(self._echo[number])
+                data += self._events_of(said, index, offset, turns[at])
+                offsets[at] = offset + len(said.text)
                 if data:
                     await exchange.event(data)
         return answer.result if self._ask.answered else _prompt_alone(answer.result)
@@ -171,7 +152,7 @@ class Relay:
             choice["logprobs"] = with_prompt(choice["logprobs"], prompt, echo, ask.logprobs)
         return {**choice, "text": echo + choice["text"]}
 
-    def _whole(self, index: int, result: Result) -> dict[str, Any]:
+    def _whole(self, index: int, result: Result | Choice) -> dict[str, Any]:
         choice = self._choice(index, result)
         if self._ask.echo:
             choice = self._with_prompt(index, choice)
@@ -179,7 +160,7 @@ class Relay:
             choice["prompt_logprobs"] = scores_of_prompt(self._prompts[index // self._ask.n])
         return choice
 
-    def _choice(self, index: int, result: Result) -> dict[str, Any]:
+    def _choice(self, index: int, result: Result | Choice) -> dict[str, Any]:
         logprobs = None if self._ask.logprobs is None else result.logprobs
         reason = finish_reason(result.finish_reason)
         if self._turns:
@@ -191,7 +172,14 @@ class Relay:
 def _prompt_alone(said: Said) -> Said:
     """Without the one token that the model had to say."""
     reason = said.finish_reason and "length"
-    return replace(said, text="", num_output_tokens=0, logprobs=(), finish_reason=reason)
+    alone = replace(said, text="", num_output_tokens=0, logprobs=(), finish_reason=reason)
+    if isinstance(alone, Result):
+        alone = replace(alone, choices=tuple(_prompt_alone(choice) for choice in alone.choices))
+    return alone
+
+
+def _mean_logprob(answer: Result | Choice) -> float:
+    return sum(one.logprob or 0.0 for one in answer.logprobs) / max(1, len(answer.logprobs))
 
 
 def received(streams: Sequence[AsyncStream]) -> list[Result]:

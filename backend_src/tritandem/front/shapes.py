@@ -45,16 +45,15 @@ def finish_reason(said: str | None) -> str:
     return _REASONS.get(said or "", "stop")
 
 
-def usage(results: Sequence[Result], n: int) -> dict[str, Any]:
-    """Of all choices; a prompt that is answered n times counts once, and as cached only what each answer found so."""
-    groups = [results[at : at + n] for at in range(0, len(results), n)]
-    prompt = sum(group[0].num_input_tokens for group in groups)
+def usage(results: Sequence[Result]) -> dict[str, Any]:
+    """Of all choices; a prompt that is answered n times counts once."""
+    prompt = sum(result.num_input_tokens for result in results)
     answer = sum(result.num_output_tokens for result in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": sum(min(one.cached_tokens for one in group) for group in groups)},
+        "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in results)},
     }
 
 

@@ -85,8 +85,15 @@ class Backlog:
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ahead_s))
 
 
-def decide(request: GenerationRequest, backlog: Backlog, limits: AdmissionLimits, now_ns: int) -> TritandemError | None:
-    """None: it may wait. Otherwise the error that answers it at once; whatever runs is untouched.
+def decide(
+    request: GenerationRequest,
+    backlog: Backlog,
+    limits: AdmissionLimits,
+    now_ns: int,
+    prompt_tokens: int | None = None,
+) -> TritandemError | None:
+    """None: it may wait. Otherwise the error that answers it at once; whatever runs is untouched. `prompt_tokens`: that
+    it costs; None: all of them.
 
     Draining, DeadlineExpired, InvalidRequest (it could never run on these engines) or Saturated.
     """
@@ -97,7 +104,11 @@ def decide(request: GenerationRequest, backlog: Backlog, limits: AdmissionLimits
     refusal = never_fits(len(request.input_ids), request.sampling.max_tokens, backlog.load)
     if refusal is not None:
         return refusal
-    demand_tokens = len(request.input_ids) + request.sampling.max_tokens
+    rows = backlog.load.max_sequences
+    if rows and request.sampling.n > rows:
+        return InvalidRequest("n", request.sampling.n, f"at most {rows}, the sequences that the engines take at once")
+    own_tokens = len(request.input_ids) if prompt_tokens is None else prompt_tokens
+    demand_tokens = own_tokens + request.sampling.max_tokens
     return no_place(request.priority, demand_tokens, backlog, limits)
 
 

@@ -109,11 +109,11 @@ class SchedulerCore:
             return
         request = ticket.request
         backlog = self._backlog(request.tenant, request.priority, now_ns)
-        refusal = decide(request, backlog, self._limits, now_ns)
+        refusal = decide(request, backlog, self._limits, now_ns, ticket.prompt_tokens)
         if isinstance(refusal, Saturated) and self._queue and not self._blocked:
             self._dispatch(now_ns)  # the queue may look full only because its tick is not over
             backlog = self._backlog(request.tenant, request.priority, now_ns)
-            refusal = decide(request, backlog, self._limits, now_ns)
+            refusal = decide(request, backlog, self._limits, now_ns, ticket.prompt_tokens)
         if refusal is None and self._outage_ns is not None and now_ns >= self._outage_ns:
             refusal = EngineFailed("no engine answers")
         if refusal is not None:
@@ -132,7 +132,7 @@ class SchedulerCore:
             tenant=request.tenant,
             arrived_ns=ticket.received_ns,
             deadline_ns=request.deadline_ns,
-            tokens=expected_tokens(len(request.input_ids), request.sampling.max_tokens, self._use_ratio),
+            tokens=expected_tokens(ticket.prompt_tokens, request.sampling.max_tokens, self._use_ratio),
             head_start_ns=head_start_ns(cached_tokens, backlog.load.prefill_token_ns),
         )
         if not self._queue:
@@ -159,8 +159,8 @@ class SchedulerCore:
             return
         book.remove(ticket)
         answer_tokens = ticket.delivered_tokens + ticket.tokens
-        self._queue.settle(entry, len(ticket.request.input_ids) + answer_tokens)
-        self._pace.ended(len(ticket.request.input_ids) + ticket.request.sampling.max_tokens)
+        self._queue.settle(entry, ticket.prompt_tokens + answer_tokens)
+        self._pace.ended(ticket.prompt_tokens + ticket.request.sampling.max_tokens)
         if ending.error is None:
             self._use_ratio += 0.05 * (min(1.0, answer_tokens / ticket.request.sampling.max_tokens) - self._use_ratio)
         if not ending.engine_knows and ticket.seq_id != NO_SEQUENCE:
@@ -237,16 +237,14 @@ class SchedulerCore:
             ready = [book for book in self._up() if now_ns >= book.full_until_ns]
             above = self._demand.above(priority, now_ns) if self._config.reserve_for_higher_classes else 0
             books = [book for book in ready if may_start(book.share(priority), ticket.entry.tokens, above)]
-            demand = Demand(len(ticket.request.input_ids), ticket.entry.tokens)
-            cached = [book.prefixes.cached_tokens(ticket.prefix_hashes) for book in books]
-            chosen = choose([book.view() for book in books], demand, cached)
-            if chosen is None:
+            found = _find_room(ticket, ticket.entry.tokens, books)
+            if found is None:
                 self._blocked = True
                 if len(books) == len(ready) or not any(has_room(book.view(), SMALLEST) for book in ready):
                     break
                 passed_over = priority
                 continue
-            book = books[chosen]
+            book, prefill_tokens = found
             self._dequeue(ticket)
             if too_late(ticket.request.deadline_ns, now_ns, book.link.load.decode_step_ns):
                 self._queue.remove(ticket.number)
@@ -257,12 +255,14 @@ class SchedulerCore:
                 if alive:
                     ticket.engine = ticket.engine_name = book.link.name
                     ticket.dispatched_ns = now_ns
+                    if ticket.choices is not None:
+                        ticket.choices.engine = book.link.name
             if not alive:
                 self._queue.remove(ticket.number)
                 continue
             self._queue.take(ticket.number)
             ticket.submissions += 1
-            book.add(ticket, ticket.entry.tokens, demand.prefill_tokens(cached[chosen]))
+            book.add(ticket, ticket.entry.tokens, prefill_tokens)
             book.prefixes.remember(ticket.prefix_hashes)
             handed.setdefault(book.link, []).append(ticket)
         for link, tickets in handed.items():
@@ -316,13 +316,13 @@ class SchedulerCore:
 
     def _enqueue(self, ticket: Ticket, entry: Waiting, now_ns: int) -> None:
         self._queue.push(entry, ticket, now_ns)
-        tokens = (len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        tokens = (ticket.prompt_tokens, ticket.request.sampling.max_tokens)
         its = (ticket.request.tenant, ticket.request.priority)
         self._queued = self._queued.plus(*tokens)
         self._queued_of[its] = self._queued_of.get(its, QueueState()).plus(*tokens)
 
     def _dequeue(self, ticket: Ticket) -> None:
-        tokens = (len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        tokens = (ticket.prompt_tokens, ticket.request.sampling.max_tokens)
         its = (ticket.request.tenant, ticket.request.priority)
         self._queued = self._queued.minus(*tokens)
         self._queued_of[its] = self._queued_of[its].minus(*tokens)
@@ -381,3 +381,17 @@ class SchedulerCore:
             answer.set_exception(error)
         else:
             answer.set_result(None)
+
+
+def _find_room(ticket: Ticket, expected_tokens: int, books: list[Book]) -> tuple[Book, int] | None:
+    """The book that the request goes into, and the tokens that its engine must prefill; None: nobody has room. Answers
+    to one prompt go where it is computed already, if that engine has room."""
+    choices = ticket.choices
+    for book in books:
+        near = choices is not None and book.link.name == choices.engine
+        if near and has_room(book.view(), Demand(ticket.prompt_tokens, expected_tokens)):
+            return book, ticket.prompt_tokens
+    demand = Demand(len(ticket.request.input_ids), expected_tokens)
+    cached = [book.prefixes.cached_tokens(ticket.prefix_hashes) for book in books]
+    chosen = choose([book.view() for book in books], demand, cached)
+    return None if chosen is None else (books[chosen], demand.prefill_tokens(cached[chosen]))

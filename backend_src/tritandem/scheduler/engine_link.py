@@ -300,6 +300,7 @@ def _engine_request(ticket: Ticket, seq_id: int) -> EngineRequest:
         request.allowed_token_ids,
         request.grammar,
         ticket.prefix_salt,
+        ticket.family,
     )
 
 

@@ -29,13 +29,13 @@ def check_books(
     for ticket in open_tickets.values():
         arrived_and_alive = ticket.entry is not None and ticket.life.state is not State.ENDED
         _claim(ticket.number in numbers or not arrived_and_alive, f"request {ticket.number} is nowhere")
-    prompt_tokens = sum(len(ticket.request.input_ids) for ticket in waiting)
+    prompt_tokens = sum(ticket.prompt_tokens for ticket in waiting)
     output_tokens = sum(ticket.request.sampling.max_tokens for ticket in waiting)
     _claim(queued == QueueState(len(waiting), prompt_tokens, output_tokens), "the sums of the queue are off")
     sums: defaultdict[tuple[str, PriorityClass], QueueState] = defaultdict(QueueState)
     for ticket in waiting:
         its = (ticket.request.tenant, ticket.request.priority)
-        sums[its] = sums[its].plus(len(ticket.request.input_ids), ticket.request.sampling.max_tokens)
+        sums[its] = sums[its].plus(ticket.prompt_tokens, ticket.request.sampling.max_tokens)
     _claim(sums == queued_of, "the sums by tenant and class are off")
     for book in books:
         held = book.tickets.values()

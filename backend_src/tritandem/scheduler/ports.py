@@ -63,6 +63,7 @@ class FinishedRequest:
     engine: str  # "" when it never reached one
     error: str  # public message, "" when there is none
     trace_parent: str = ""  # W3C traceparent of the span above, "" when there is none
+    sequences: int = 1  # answers that were asked for
     seed: int | None = None  # of the random stream, None when there was nothing to draw
 
 

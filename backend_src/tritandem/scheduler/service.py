@@ -22,6 +22,7 @@ from ..contracts.errors import Draining, EngineFailed, Saturated
 from ..contracts.requests import GenerationRequest, PriorityClass
 from ..contracts.stream import EnginePort
 from .cancel_watch import CancelWatch
+from .choices import Choices, ChoiceSink, parts, stamps_of
 from .core import SchedulerCore
 from .delivery import TokenRouter
 from .desk import Desk
@@ -133,22 +134,35 @@ class SchedulerService:
 
     def submit(self, request: GenerationRequest, sink: ResponseSink) -> None:
         """Take a request. Never blocks and never raises: whatever happens, it ends once through `sink`."""
-        ticket = Ticket(next(self._numbers), request, sink, self._clock())
+        tickets = self._tickets(request, sink)
         with self._all_done:
             taken = not self._closed
             if taken:
-                self._open[ticket.number] = ticket
+                self._open |= {ticket.number: ticket for ticket in tickets}
                 if request.request_id:
-                    self._by_id.setdefault(request.request_id, []).append(ticket)
-            stopped = self._early_stops.mean(request.request_id, ticket.received_ns)
+                    self._by_id.setdefault(request.request_id, []).extend(tickets)
+            stopped = self._early_stops.mean(request.request_id, tickets[0].received_ns)
         if not taken:
             sink.fail(Draining())  # no thread is left to do it
             return
-        if stopped:
-            self._desk.end(ticket, STOPPED_BY_ID)
-            return
-        self._tell(Arrived(ticket))
-        self._watch.watch(ticket)
+        for ticket in tickets:
+            if stopped:
+                self._desk.end(ticket, STOPPED_BY_ID)
+            else:
+                self._tell(Arrived(ticket))
+                self._watch.watch(ticket)
+
+    def _tickets(self, request: GenerationRequest, sink: ResponseSink) -> list[Ticket]:
+        """One for each answer."""
+        now_ns = self._clock()
+        if request.sampling.n == 1:
+            return [Ticket(next(self._numbers), request, sink, now_ns)]
+        choices = Choices(sink, request.output.stream, self._desk.end)
+        for index, part in enumerate(parts(request)):
+            number = next(self._numbers)
+            family = choices.tickets[0].family if index else number + 1
+            choices.tickets.append(Ticket(number, part, ChoiceSink(choices, index), now_ns, choices, family))
+        return list(choices.tickets)
 
     def stop(self, request_id: str) -> bool:
         """End the open request(s) of this id as STOPPED, with the text so far. False: there is none yet.
@@ -233,7 +247,12 @@ class SchedulerService:
 
     def _delivered(self, ticket: Ticket) -> None:
         """A sender is done with a request for good."""
-        record = self._record(ticket)
+        choices = ticket.choices
+        record = None
+        if choices is None or choices.delivered():
+            record = self._record(ticket)
+        if choices is not None and record is not None:
+            choices.tickets.clear()  # they hold each other
         with self._all_done:
             del self._open[ticket.number]
             same_id = self._by_id.get(ticket.request.request_id)
@@ -243,24 +262,28 @@ class SchedulerService:
                     del self._by_id[ticket.request.request_id]
             if not self._open:
                 self._all_done.notify_all()
-        if self._observer is not None:
+        if self._observer is not None and record is not None:
             self._guard(lambda observer=self._observer: observer.finished(record))  # type: ignore[misc]
 
     def _record(self, ticket: Ticket) -> FinishedRequest:
-        request, ending = ticket.request, ticket.life.ending
+        """Of its request; the prompt counts once."""
+        tickets = [ticket] if ticket.choices is None else ticket.choices.tickets
+        first, now_ns = tickets[0], self._clock()
+        request, ending = first.request, ticket.life.ending if ticket.choices is None else ticket.choices.ending
         assert ending is not None
         return FinishedRequest(
             request_id=request.request_id,
             outcome=ending.outcome,
             priority=request.priority,
             tenant=request.tenant,
-            stamps=ticket.stamps(self._clock()),
+            stamps=stamps_of([one.stamps(now_ns) for one in tickets]),
             num_input_tokens=len(request.input_ids),
-            num_output_tokens=ticket.delivered_tokens,
-            cached_tokens=ticket.cached_tokens,
-            num_responses=ticket.responses,
-            engine=ticket.engine_name,
+            num_output_tokens=sum(one.delivered_tokens for one in tickets),
+            cached_tokens=first.cached_tokens,
+            num_responses=sum(one.responses for one in tickets) if request.output.stream else 1,
+            engine=first.engine_name,
             error="" if ending.error is None else ending.error.public_message(),
             trace_parent=request.trace_parent,
             seed=None if request.sampling.greedy else request.sampling.seed,
+            sequences=len(tickets),
         )

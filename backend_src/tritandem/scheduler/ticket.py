@@ -7,13 +7,16 @@ engine knows the sequence and the reader thread of that engine uses after.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..contracts.answers import ResponseSink, Stamps, TokenLogprob
 from ..contracts.arrays import Int64Array
 from ..contracts.requests import GenerationRequest
 from .lifecycle import Life
 from .policy.waiting import Waiting
+
+if TYPE_CHECKING:
+    from .choices import Choices
 
 NO_SEQUENCE = -1
 
@@ -26,6 +29,7 @@ class Ticket:
         "blank",
         "cached_tokens",
         "chars",
+        "choices",
         "cumulative_logprob",
         "delivered_tokens",
         "dispatched_ns",
@@ -33,6 +37,7 @@ class Ticket:
         "engine_name",
         "engine_stamps",
         "entry",
+        "family",
         "first_sent_ns",
         "life",
         "logprobs",
@@ -42,6 +47,7 @@ class Ticket:
         "prefix_salt",
         "prompt_logprobs",
         "prompt_text",
+        "prompt_tokens",
         "queued",
         "received_ns",
         "request",
@@ -56,9 +62,21 @@ class Ticket:
         "wants_logprobs",
     )
 
-    def __init__(self, number: int, request: GenerationRequest, sink: ResponseSink, received_ns: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: GenerationRequest,
+        sink: ResponseSink,
+        received_ns: int,
+        choices: Choices | None = None,
+        family: int = 0,
+    ) -> None:
         # received
         self.number, self.request, self.sink = number, request, sink
+        # Of one of several answers to a request: what they have in common, and a number that they have.
+        self.choices, self.family = choices, family
+        # That it costs: the other answers begin with the first one's prompt.
+        self.prompt_tokens = 1 if choices is not None and choices.tickets else len(request.input_ids)
         self.received_ns = request.received_ns or received_ns
         output = request.output
         self.wants_logprobs = output.logprobs or output.cumulative_logprob

@@ -26,6 +26,11 @@ class Candidate:
     tokens: int  # prompt and, if it was preempted, output
     cached_blocks: Sequence[int]  # hold its first tokens already
     free_blocks_needed: int  # blocks that stop being free when it is admitted
+    copied_block: int = 0  # whose first `copied_tokens` are also its own, behind those of `cached_blocks`
+    copied_tokens: int = 0
+
+    def cached_tokens(self, block_tokens: int) -> int:
+        return len(self.cached_blocks) * block_tokens + self.copied_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +121,14 @@ def plan(state: BatchState, budget: Budget) -> Decision:
         if candidate.sequence.scoring and not scored_left:
             break
         free_blocks -= candidate.free_blocks_needed
-        new_tokens = candidate.tokens - len(candidate.cached_blocks) * budget.block_tokens
-        chunk = chunk_tokens(new_tokens, tokens_left, stretch)
+        chunk = chunk_tokens(candidate.tokens - candidate.cached_tokens(budget.block_tokens), tokens_left, stretch)
         if candidate.sequence.scoring:
             chunk = min(chunk, scored_left)
             scored_left -= chunk
         needed = -(-candidate.tokens // budget.block_tokens)
         extra = reserve(candidate.sequence, needed, free_blocks, spare + 1, budget)
         admit.append(Admission(candidate, chunk, extra))
-        backlog -= candidate.tokens - new_tokens + chunk
+        backlog -= candidate.cached_tokens(budget.block_tokens) + chunk
         tokens_left = max(0, tokens_left - chunk)
         free_slots -= 1
         free_blocks -= extra

@@ -90,6 +90,7 @@ class EngineCore:
         self._arrivals += 1
         self._waiting_tokens += tokens
         self._live[request.seq_id] = sequence
+        self.residency.join(sequence)
         self.waiting.append(sequence)
 
     def refuse(self, request: EngineRequest, accepted_ns: int, message: str) -> None:
@@ -170,13 +171,11 @@ class EngineCore:
             if suspect.prefill_left or suspect.decodable:
                 return BatchState([suspect], (), free_blocks, 0, in_flight)
             self._suspects.popleft()
-        candidates = self.residency.candidates(self.waiting)
-        free_slots = self.residency.free_slots
         return BatchState(
             self.running,
-            candidates,
+            self.residency.candidates(self.waiting),
             free_blocks,
-            free_slots,
+            self.residency.free_slots,
             in_flight,
             self._waiting_tokens,
             self._pace.prompt_share,
@@ -207,6 +206,7 @@ class EngineCore:
             releases=tuple(changes.releases),
             inits=tuple(changes.inits.values()),
             block_updates=changes.block_updates(),
+            copies=[(source, block) for block, source in changes.copies.items()],
             prefill=prefill,
             decode_slots=[s.slot for s in decision.decode],
             features=features_of(sampling),
@@ -328,6 +328,7 @@ class EngineCore:
         sequence.finish, sequence.error = finish, error
         self._pace.note_end(sequence.prompt_tokens - sequence.cached_tokens, len(sequence.output_ids))
         del self._live[sequence.seq_id]
+        self.residency.leave(sequence)
         if self._meter is not None and not self._live:
             self._meter.busy = False  # from here on nobody waits for the device
         if sequence.slot == NO_SLOT:
@@ -361,16 +362,15 @@ class EngineCore:
 
     def load(self) -> LoadSnapshot:
         prefilling = [s.prefill_tokens - s.stored for s in self.running if s.stored < s.prefill_tokens]
-        spec = self.spec
         return LoadSnapshot(
             running=len(self.running) - len(prefilling),
             waiting=len(self.waiting) + len(prefilling),
             waiting_tokens=self._waiting_tokens + sum(prefilling),
             free_blocks=self.residency.pool.free_blocks,
             total_blocks=self.residency.pool.total_blocks,
-            block_tokens=spec.block_tokens,
-            max_sequences=spec.num_slots,
-            max_context_tokens=spec.max_context_tokens,
+            block_tokens=self.spec.block_tokens,
+            max_sequences=self.spec.num_slots,
+            max_context_tokens=self.spec.max_context_tokens,
             decode_step_ns=self._pace.decode_step_ns,
             prefill_token_ns=self._pace.prefill_token_ns,
             steps=self._steps,

@@ -20,7 +20,7 @@ from .shelf import TableShelf
 
 
 class RowChanges:
-    """What the next launched step must tell the device: releases, inits, block table entries.
+    """What the next launched step must tell the device: releases, inits, block table entries, copies of blocks.
 
     They stay here until a step that carries them was launched, so that a step that failed loses none; carrying one
     twice is harmless.
@@ -29,6 +29,7 @@ class RowChanges:
     def __init__(self) -> None:
         self.releases: list[int] = []
         self.inits: dict[int, SlotInit] = {}
+        self.copies: dict[int, int] = {}  # block -> the one whose content it takes
         self._blocks: dict[int, list[tuple[int, int]]] = {}  # slot -> (index in its table, block)
 
     def init(self, init: SlotInit) -> None:
@@ -49,7 +50,7 @@ class RowChanges:
         return np.array(rows, np.int32) if rows else None
 
     def clear(self) -> None:
-        self.releases, self.inits, self._blocks = [], {}, {}
+        self.releases, self.inits, self.copies, self._blocks = [], {}, {}, {}
 
 
 class Residency:
@@ -60,6 +61,7 @@ class Residency:
         self.changes = RowChanges()
         self.shelf = TableShelf(spec.table_places)
         self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
+        self._families: dict[int, list[SequenceState]] = {}  # live sequences of one prompt, by the number they have
         self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
 
@@ -67,17 +69,47 @@ class Residency:
     def free_slots(self) -> int:
         return len(self._free_slots)
 
+    def join(self, sequence: SequenceState) -> None:
+        """It lives from now on, and may begin on the blocks of its family."""
+        if number := sequence.request.family:
+            sequence.family = self._families.setdefault(number, [])
+            sequence.family.append(sequence)
+
+    def leave(self, sequence: SequenceState) -> None:
+        if sequence.family:
+            sequence.family.remove(sequence)
+            if not sequence.family:
+                del self._families[sequence.request.family]
+
     def candidates(self, waiting: Iterable[SequenceState]) -> Iterator[Candidate]:
         """What admitting each would take. Evaluated only as far as the batcher looks."""
+        led: set[int] = set()  # families of which one is admitted here
         for sequence in waiting:
             tokens = sequence.known_tokens
             hits: list[int] = []
+            if sequence.forks:
+                elder = sequence.elder()
+                if elder is None and sequence.request.family not in led:
+                    led.add(sequence.request.family)
+                elif elder is None or elder.stored < tokens:
+                    return  # for the steps that its prompt takes: nobody overtakes it
+                else:
+                    yield self._fork(sequence, elder)
+                    continue
             if self.pool.prefix_cache and sequence.takes_cached and not sequence.scoring:
                 # The last token is always computed: its logits are needed.
                 full_blocks = (tokens - 1) // self._block_tokens
                 hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks))
             fresh = -(-tokens // self._block_tokens) - len(hits)
             yield Candidate(sequence, tokens, hits, fresh + self.pool.unreferenced(hits))
+
+    def _fork(self, sequence: SequenceState, elder: SequenceState) -> Candidate:
+        """Everything of the prompt but its last token, whose logits are needed: full blocks are shared, what is in the
+        next one is copied, as both go on in it."""
+        tokens = sequence.prompt_tokens
+        full, rest = divmod(tokens - 1, self._block_tokens)
+        fresh = -(-tokens // self._block_tokens) - full
+        return Candidate(sequence, tokens, elder.blocks[:full], fresh, elder.blocks[full] if rest else 0, rest)
 
     def take(self, grow: Iterable[tuple[SequenceState, int]], admissions: Sequence[Admission]) -> None:
         """Blocks and slots for one step. All shares come before any allocation, which might evict a hit."""
@@ -89,16 +121,19 @@ class Residency:
             self._admit(admission)
 
     def _admit(self, admission: Admission) -> None:
-        sequence, hits = admission.candidate.sequence, admission.candidate.cached_blocks
+        candidate = admission.candidate
+        sequence, hits = candidate.sequence, candidate.cached_blocks
+        cached_tokens = candidate.cached_tokens(self._block_tokens)
         slot = self._free_slots.pop()
-        cached_tokens = len(hits) * self._block_tokens
         if not sequence.prefill_start_ns:  # a preempted one finds its own blocks again
             self.hit_tokens += cached_tokens
         sequence.begin(slot, list(hits), cached_tokens)
         sequence.gives_cached = True
         self._open_row(sequence)
-        blocks = -(-admission.candidate.tokens // self._block_tokens) + admission.reserve_blocks
+        blocks = -(-candidate.tokens // self._block_tokens) + admission.reserve_blocks
         self._add_blocks(sequence, blocks - len(hits))
+        if candidate.copied_tokens:
+            self.changes.copies[sequence.blocks[len(hits)]] = candidate.copied_block
 
     def rewind(self, sequence: SequenceState) -> None:
         """Begin the row anew on the same blocks: whatever a step that failed half-way did to it is undone.
@@ -159,6 +194,8 @@ class Residency:
 
     def release(self, sequence: SequenceState) -> None:
         """Blocks and slot may be reused by the next launch: steps already launched run before it."""
+        for block in sequence.blocks if self.changes.copies else ():
+            self.changes.copies.pop(block, None)
         self.pool.free(sequence.blocks)
         self.changes.release(sequence.slot)
         if sequence.structure is not None:
@@ -172,4 +209,5 @@ class Residency:
         slots = [sequence.slot for sequence in running]
         assert sorted(slots + self._free_slots) == list(range(self._num_slots)), "a slot was lost"
         held = {block for sequence in running for block in sequence.blocks}
+        assert all(self._families.values()), "a family outlived its sequences"
         assert len(held) == self.pool.total_blocks - self.pool.free_blocks, "a block has no owner"

@@ -59,6 +59,7 @@ class SequenceState:
     takes_cached: bool = True  # cleared once what it found there may have been wrong
     gives_cached: bool = True  # likewise what it holds
     features: frozenset[str] = field(init=False)  # what its tokens need beyond argmax
+    family: list[SequenceState] = field(default_factory=list)  # live sequences of one prompt, itself among them
     scoring: bool = field(init=False)  # its prompt's tokens are to be scored, and no first token is known
     plain: bool = field(init=False)  # nothing, nor log-probabilities; most are, and need no look at their parameters
     _hashes: list[bytes] = field(default_factory=list)
@@ -124,6 +125,16 @@ class SequenceState:
             if self.structure is not None:  # fewer may be allowed than were asked for
                 count = int(np.isfinite(values).sum())
             self.top.append((ids[:count], values[:count]))
+
+    @property
+    def forks(self) -> bool:
+        """It may begin on the blocks of another of its family: it has nothing but its prompt, and may take them."""
+        return len(self.family) > 1 and not self.output_ids and not self.scoring and self.takes_cached
+
+    def elder(self) -> SequenceState | None:
+        """Of its family, one in a slot, best one whose launched steps store the whole prompt."""
+        placed = [one for one in self.family if one.slot != NO_SLOT and one.gives_cached]
+        return max(placed, key=lambda one: one.stored >= one.prompt_tokens, default=None)
 
     def ids_between(self, start: int, end: int) -> Int32Array:
         """Known tokens [start, end) of prompt and output."""

@@ -7,7 +7,7 @@ probe, else that code itself over the paged kernels. Knows nothing about samplin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -69,6 +69,10 @@ class DeviceForward:
         self._packed.cache = cache
         if self._fused is not None:
             self._fused.cache = cache
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """As of the cache, on the current stream."""
+        self._packed.cache.copy_blocks(copies)
 
     def prefill(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, batch: AttentionBatch

@@ -56,6 +56,12 @@ class KvCache:
         keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
         return cls(keys, values, [layer.sliding_window for layer in layers])
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """What is in the first block of each pair is in the second, too. No second one is a first."""
+        for layer in (*self.keys, *self.values):
+            source, target = torch.tensor(copies, device=layer.device).unbind(dim=1)
+            layer.index_copy_(0, target, layer[source])
+
 
 def kv_bytes_per_token(layers: Sequence[LayerShape], kv_type: torch.dtype) -> int:
     return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * kv_type.itemsize

@@ -126,6 +126,8 @@ class CpuRunner:
             self._slots.init_row(init, self.spec.max_context_tokens)
         if plan.block_updates is not None:
             self._slots.update_blocks(torch.from_numpy(plan.block_updates))
+        if plan.copies:
+            self._forward.cache.copy_blocks(plan.copies)
 
     def _pack(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
         """Ids and positions (int64 [T]) of the prefill chunks, then one token for each decode slot."""

@@ -107,6 +107,8 @@ class Device:
             self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
         inputs = self._tell(program)
         scores: list[Landing] = []
+        if program.copies:
+            self.forward.copy_blocks(program.copies)
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
         elif inputs is not None and program.eager is not None:

@@ -43,10 +43,11 @@ class EagerChunks:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One step. Order of effects: tables, words, rare values of new rows, the pass, the decode step."""
+    """One step. Order of effects: tables, words, rare values of new rows, block copies, the pass, the decode step."""
 
     words: StepWords | None  # None: nothing to tell
     rare: Sequence[SlotInit]  # new rows with what the words do not carry
+    copies: Sequence[tuple[int, int]]  # of KV blocks, as in the plan
     size: PassSize | None  # of the captured pass that carries the chunks and, where it has rows, the decode rows
     firsts: int  # chunks of that pass that are their prompt's last
     eager: EagerChunks | None
@@ -87,6 +88,7 @@ def make_program(
     return Program(
         words=pack_step(plan, bool(rows) and rows != told_rows, spec.max_context_tokens),
         rare=[init for init in plan.inits if init.rare],
+        copies=plan.copies,
         size=size,
         firsts=len(firsts),
         eager=eager,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -29,6 +29,22 @@ _TYPE_OF_OUTPUT = {
     for tensor in OUTPUTS
     if tensor.name in PERF_OUTPUTS
 }
+# Outputs of which each of several answers has its own.
+PER_SEQUENCE = frozenset(
+    (
+        "text_output",
+        "finish_reason",
+        "num_output_tokens",
+        "cumulative_logprob",
+        "logprobs",
+        "cum_log_probs",
+        "output_log_probs",
+        "used_seed",
+        "sequence_index",
+        "output_ids",
+        "sequence_length",
+    )
+)
 
 
 class TritonSink:
@@ -56,6 +72,7 @@ class TritonSink:
         dialect = returns.dialect
         self._indices = dialect.indices or len(self._wanted) < len(OUTPUTS)
         self._echoed_ids = returns.echoed_ids
+        self._echoed: set[int | None] = set()  # answers that have begun with them
         self._output_tokens, self._block_tokens = 0, block_tokens
         self._token_text = token_text
         self._ended = False
@@ -114,11 +131,18 @@ class TritonSink:
         self._finished_calls.closed(self)
 
     def _response(self, chunk: Chunk) -> Any:
+        arrays = self._arrays(chunk)
+        if chunk.choices:
+            each = [self._arrays(one) for one in chunk.choices]
+            arrays |= {name: _joined([one[name] for one in each]) for name in arrays if name in PER_SEQUENCE}
+        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _arrays(self, chunk: Chunk) -> dict[str, Any]:
         arrays = self._every_response(chunk)
         if chunk.finish_reason is not None:
             arrays |= self._last_response(chunk)
-        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
-        return pb_utils.InferenceResponse(output_tensors=tensors)
+        return arrays
 
     def _every_response(self, chunk: Chunk) -> dict[str, Any]:
         self._output_tokens += chunk.num_output_tokens
@@ -138,8 +162,9 @@ class TritonSink:
         if "output_log_probs" in names:
             arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
             arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
-        if self._indices:
-            arrays["batch_index"] = arrays["sequence_index"] = np.zeros((1, 1), np.int32)
+        if self._indices or chunk.index is not None or chunk.choices:
+            arrays["batch_index"] = np.zeros((1, 1), np.int32)
+            arrays["sequence_index"] = np.full((1, 1), chunk.index or 0, np.int32)
         if self._returns.dialect.finish_reason_always and "finish_reason" in names:
             arrays["finish_reason"] = _text("None")
         if self._returns.dialect.token_ids:
@@ -148,8 +173,9 @@ class TritonSink:
 
     def _token_ids(self, chunk: Chunk) -> dict[str, Any]:
         ids = np.array([one.token_id for one in chunk.logprobs], np.int32)
-        if self._echoed_ids is not None:
-            ids, self._echoed_ids = np.concatenate((self._echoed_ids, ids)), None
+        if self._echoed_ids is not None and not chunk.choices and chunk.index not in self._echoed:
+            ids = np.concatenate((self._echoed_ids, ids))
+            self._echoed.add(chunk.index)
         return {"output_ids": ids.reshape(1, 1, -1), "sequence_length": np.array([[len(ids)]], np.int32)}
 
     def _last_response(self, chunk: Chunk) -> dict[str, Any]:
@@ -195,6 +221,16 @@ def logprobs_json(logprobs: Collection[TokenLogprob], token_text: Callable[[int]
             }
         )
     return json.dumps(tokens)
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    """Of several answers, side by side: single values [1] become [n], rows of tokens [1, 1, T] become [1, n, longest],
+    filled with 0 as the TensorRT-LLM backend does."""
+    if arrays[0].ndim < 3:
+        return np.concatenate(arrays, axis=-1)
+    longest = max(array.shape[-1] for array in arrays)
+    padded = [np.pad(array, ((0, 0), (0, 0), (0, longest - array.shape[-1]))) for array in arrays]
+    return np.concatenate(padded, axis=1)
 
 
 def _text(text: str) -> Any:

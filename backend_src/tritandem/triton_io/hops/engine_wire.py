@@ -59,7 +59,9 @@ class WireBatch:
 _SAMPLING = tuple(FIELDS)
 _NONE = -1  # not asked for
 _OPTIONAL = frozenset(f.name for f in fields(SamplingParams) if f.default is None)
-_HEAD = 8  # seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, bytes of the grammar, prefix salt
+# seq_id, prompt tokens, stop ids, bad words, biased ids, allowed ids, bytes of the grammar, prefix salt, family
+_HEAD = 9
+_SAME = -1  # instead of prompt tokens: the prompt of the request before
 _ROW = _HEAD + len(_SAMPLING)
 
 
@@ -69,16 +71,19 @@ def pack_submit(requests: Sequence[EngineRequest]) -> tuple[Int64Array, Int32Arr
     rows = np.empty((len(requests), _ROW), np.int64)
     tail: list[int] = []
     parts: list[Int32Array] = []
+    prompt: Int32Array | None = None
     for row, request in zip(rows, requests, strict=True):
         bias, allowed = request.logit_bias, request.allowed_token_ids
+        same, prompt = request.prompt_ids is prompt, request.prompt_ids
         grammar = b"" if request.grammar is None else request.grammar.to_bytes()
-        lists: tuple[Sized, ...] = request.prompt_ids, request.stop_ids, request.bad_words, bias, allowed, grammar
-        lengths = map(len, lists)
-        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt
+        lists: tuple[Sized, ...] = request.stop_ids, request.bad_words, bias, allowed, grammar
+        lengths = _SAME if same else len(prompt), *map(len, lists)
+        row[:_HEAD] = request.seq_id, *lengths, request.prefix_salt, request.family
         row[_HEAD:] = [_to_int64(name, getattr(request.sampling, name)) for name in _SAMPLING]
         tail.extend(len(word) for word in request.bad_words)
         tail.extend(_bits(value) for _, value in bias)
-        parts.append(request.prompt_ids)
+        if not same:
+            parts.append(prompt)
         words = (i for word in request.bad_words for i in word)
         parts.append(np.array([*request.stop_ids, *words, *(i for i, _ in bias), *allowed], np.int32))
         parts.append(np.frombuffer(grammar.ljust(-len(grammar) // 4 * -4), np.int32))
@@ -101,22 +106,25 @@ def unpack_submit(header: Int64Array, tokens: Int32Array) -> list[EngineRequest]
         return tokens[position - length : position]
 
     requests = []
+    prompt = tokens[:0]
     for row in rows:
-        seq_id, prompt_tokens, stop_ids, bad_words, biased, allowed, grammar, prefix_salt = map(int, row[:_HEAD])
+        seq_id, prompt_tokens, stop_ids, bad_words, biased, allowed, grammar, salt, family = map(int, row[:_HEAD])
+        prompt = prompt if prompt_tokens == _SAME else np.array(take(prompt_tokens))
         sampling: dict[str, Any] = {
             name: _from_int64(name, value) for name, value in zip(_SAMPLING, row[_HEAD:], strict=True)
         }
         requests.append(
             EngineRequest(
                 seq_id=seq_id,
-                prompt_ids=np.array(take(prompt_tokens)),
+                prompt_ids=prompt,
                 sampling=SamplingParams(**sampling),
                 stop_ids=tuple(take(stop_ids).tolist()),
                 bad_words=tuple(tuple(take(int(next(tail))).tolist()) for _ in range(bad_words)),
                 logit_bias=tuple((i, _float(next(tail))) for i in take(biased).tolist()),
                 allowed_token_ids=tuple(take(allowed).tolist()),
                 grammar=Grammar.from_bytes(take(-(-grammar // 4)).tobytes()) if grammar else None,
-                prefix_salt=prefix_salt,
+                prefix_salt=salt,
+                family=family,
             )
         )
     return requests

@@ -124,6 +124,9 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     sampling = draft.fields.sampling(most, 0 if wants_logprobs else None, dialect, limits.sampling_defaults)
     if output.prompt_logprobs and sampling.prompt_logprobs is None:
         sampling = replace(sampling, prompt_logprobs=0)
+    if sampling.n > 1 and output.stream and dialect.one_stream:
+        allowed = "1 in a stream of this model; scheduler and ensemble say whose text it is"
+        raise InvalidRequest("n", sampling.n, allowed)
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)

@@ -28,13 +28,21 @@ class Dialect:
     finish_reason: bool = True  # whether return_finish_reason is true by default
     finish_reason_always: bool = False  # on every response, the text "None" before the last
     null_logprobs: bool = False  # the text "null" where the sampling parameters ask for none
+    one_stream: bool = False  # its outputs do not say which of several answers a text belongs to
     indices: bool = False  # batch_index and sequence_index on every response
     token_ids: bool = False  # output_ids and sequence_length on every response
 
 
 OWN = Dialect("scheduler, ensemble")
 VLLM = Dialect(
-    "vllm_model", 16, 1.0, exclude_input="streams", finish_reason=False, finish_reason_always=True, null_logprobs=True
+    "vllm_model",
+    16,
+    1.0,
+    exclude_input="streams",
+    finish_reason=False,
+    finish_reason_always=True,
+    null_logprobs=True,
+    one_stream=True,
 )
 BLS = Dialect(
     "tensorrt_llm_bls", lone_temperature_draws=False, exclude_input="streams", echoes_in_streams=False, indices=True

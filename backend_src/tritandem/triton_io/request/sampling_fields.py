@@ -168,10 +168,8 @@ _NEUTRAL_INPUTS, _REFUSED_INPUTS = (
 
 # Names that existing clients send with a value that changes nothing here.
 _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
-    "n": (read_whole, 1),
     "best_of": (read_whole, 1),
     "beam_width": (read_whole, 1),
-    "num_return_sequences": (read_whole, 1),
     "length_penalty": (read_real, 1.0),
     "use_beam_search": (_flag, False),
     "early_stopping": (_flag, False),

@@ -114,7 +114,6 @@ SERVICE_INPUTS = (
 # Sent by existing clients, with one value that changes nothing; any other value is refused by name.
 NEUTRAL_INPUTS = (
     _one("beam_width", "INT32", "1", "1", "beam search is not offered"),
-    _one("num_return_sequences", "INT32", "1", "1", "one answer a request"),
     _one("length_penalty", "FP32", "1", "1", "belongs to beam search"),
     _one("return_context_logits", "BOOL", "false", "false", "logits are not returned"),
     _one("return_generation_logits", "BOOL", "false", "false", "logits are not returned"),
@@ -258,12 +257,24 @@ PERF_OUTPUTS = {
 STAMP_COUNT = 9  # fields of contracts.Stamps, in order
 
 OUTPUTS: tuple[PublicTensor, ...] = (
-    _one("text_output", "BYTES", "", "UTF-8", "the text since the last response"),
-    _one("finish_reason", "BYTES", "", "stop, length, cancelled", "last response"),
+    _many("text_output", "BYTES", "", "UTF-8", "the text since the last response; with n in one response, n of them"),
+    _many("finish_reason", "BYTES", "", "stop, length, cancelled", "last response, of each of n; n in one response"),
     _one("num_input_tokens", "UINT32", "", "", "when asked: tokens of the prompt"),
-    _one("num_output_tokens", "UINT32", "", "", "when asked: tokens in this response; their sum is the answer's"),
-    _one("cumulative_logprob", "FP32", "", "", "when asked: sum over all tokens so far"),
-    _one("logprobs", "BYTES", "", "JSON list", "when asked: per token {id: {logprob, rank, decoded_token}}"),
+    _many(
+        "num_output_tokens",
+        "UINT32",
+        "",
+        "",
+        "when asked: tokens in this response; their sum is the answer's; as finish_reason",
+    ),
+    _many("cumulative_logprob", "FP32", "", "", "when asked: sum over all tokens so far; as finish_reason"),
+    _many(
+        "logprobs",
+        "BYTES",
+        "",
+        "JSON list",
+        "when asked: per token {id: {logprob, rank, decoded_token}}; as finish_reason",
+    ),
     _one(
         "prompt_logprobs",
         "BYTES",
@@ -271,9 +282,11 @@ OUTPUTS: tuple[PublicTensor, ...] = (
         "JSON list",
         "when asked: as logprobs, of the prompt's tokens; the first has null for them",
     ),
-    _one("cum_log_probs", "FP32", "", "", "with return_log_probs: as cumulative_logprob"),
-    PublicTensor("output_log_probs", "FP32", (1, -1), "", "", "with return_log_probs: of this response's tokens"),
-    _one("used_seed", "UINT64", "", "", "with return_seed: what as the input seed repeats this answer"),
+    _many("cum_log_probs", "FP32", "", "", "with return_log_probs: as cumulative_logprob"),
+    PublicTensor("output_log_probs", "FP32", (-1, -1), "", "", "with return_log_probs: of this response's tokens"),
+    _many(
+        "used_seed", "UINT64", "", "", "with return_seed: what as the input seed repeats this answer; as finish_reason"
+    ),
     _one("outcome", "BYTES", "", "COMPLETED, STOPPED", "last response; other outcomes are error responses"),
     _one("cached_tokens", "UINT32", "", "", "last response: prompt tokens found in the prefix cache"),
     PublicTensor("stamps", "INT64", (STAMP_COUNT,), "", "", "last response: monotonic ns of each stage, or 0"),
@@ -282,7 +295,13 @@ OUTPUTS: tuple[PublicTensor, ...] = (
         for name, doc in PERF_OUTPUTS.items()
     ),
     _one("batch_index", "INT32", "", "0", "when named among the requested outputs"),
-    _one("sequence_index", "INT32", "", "0", "when named among the requested outputs"),
+    _many(
+        "sequence_index",
+        "INT32",
+        "",
+        "0..n - 1",
+        "with n above 1, or when named among the requested outputs: whose text",
+    ),
     *(PublicTensor(name, dtype, dims, "", "", "never sent; may be requested") for name, dtype, dims in _UNSERVED),
 )
 
