@@ -1,7 +1,7 @@
 """How many tokens per second reach gRPC clients when the model costs nothing: the real Triton, tokenizer and
-scheduler in front of an engine that only counts. Shows whether delivery coalesces instead of falling behind.
-
-Prints a table and, as the last line, one JSON document.
+scheduler in front of an engine that only counts. Shows whether delivery coalesces instead of falling behind, and where
+tokens wait: `last_wait` for a sender of ours, `outside` in Triton's own queues, the connection or the client. Prints a
+table and, as the last line, one JSON document.
 
     python -m tritandem_bench.delivery --model DIR --streams 64,256 --step-ms 1
 """
@@ -62,7 +62,12 @@ def measure(server: TritonServer, model: str, streams: int, args: argparse.Names
         "responses_per_s": round(summary["responses"] / args.seconds),
         "tokens_per_response": round(summary["output_tokens"] / max(1, summary["responses"]), 2),
         "ttft_ms_p50": summary["ttft_ms_p50"],
-        "itl_ms_p50": summary["itl_ms_p50"],
+        "gap_ms_p99": summary["itl_chunk_ms_p99"],
+        "pause_ms_p50": summary["pause_ms_p50"],
+        "pause_ms_max": summary["pause_ms_max"],
+        "last_wait_ms_p99": summary["server_ms"]["last wait"]["p99"],
+        "outside_ms_p50": summary["server_ms"]["outside"]["p50"],
+        "outside_ms_p99": summary["server_ms"]["outside"]["p99"],
         "completed": summary["completed"],
         "failed": summary["failed"],
         "generator_cpu_percent_max": summary["generator_cpu_percent_max"],

@@ -47,6 +47,7 @@ class Dialect:
     messages_parameter: str = ""
 
 
+WHOLE = "whole"  # the stage from a request's arrival in a model's process to its last response, made and not yet sent
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "ignore_eos")
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -80,7 +81,8 @@ DIALECTS: dict[str, Dialect] = {
         input_count_output="num_input_tokens",
         cached_count_output="cached_tokens",
         stamps_output="stamps",
-        # received 0, tokenized 1, dispatched 2, accepted 3, prefill start 4, first token 5, last token 6, first sent 7
+        # received 0, tokenized 1, dispatched 2, accepted 3, prefill start 4, first token 5, last token 6, first sent 7,
+        # last response made 8
         stages={
             "tokenize": (0, 1),
             "queue": (1, 2),
@@ -88,6 +90,8 @@ DIALECTS: dict[str, Dialect] = {
             "prefill": (4, 5),
             "decode": (5, 6),
             "first send": (5, 7),
+            "last wait": (6, 8),
+            WHOLE: (0, 8),
         },
         messages_parameter="messages",
     ),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .config import RunConfig
+from .dialects import WHOLE
 from .stamps import COMPLETED, ProcessRecord, RequestRecord
 
 PERCENTILES = (50, 90, 95, 99)
@@ -182,11 +183,15 @@ def failures(counted: Sequence[RequestRecord], unsent: int) -> dict[str, int]:
 
 
 def server_stages(completed: Sequence[RequestRecord]) -> dict[str, dict[str, float]]:
-    """The server's own stages in ms, to be read beside the client's figures."""
+    """The server's own stages in ms, to be read beside the client's figures; `outside` is what its model processes
+    know nothing of: Triton's own queues, the connection, the client."""
     stages: dict[str, list[float]] = {}
     for record in completed:
         for stage, value_ms in record.server.items():
             stages.setdefault(stage, []).append(value_ms)
+        if WHOLE in record.server:
+            outside_ms = (record.end_ns - record.sent_ns) / 1e6 - record.server[WHOLE]
+            stages.setdefault("outside", []).append(outside_ms)
     return {stage: spread(values) for stage, values in stages.items()}
 
 

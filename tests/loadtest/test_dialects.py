@@ -103,5 +103,6 @@ def test_an_answer_of_one_token_has_no_decode() -> None:
     stamps_ms = [1, 2, 3, 4, 5, 9, 9, 10, 11]
     one, two = [[ms * 1_000_000 for ms in times] for times in (stamps_ms, [*stamps_ms[:6], 14, 10, 15])]
     stages = stage_times_ms(one, DIALECTS["tritandem"])
-    assert stages == {"tokenize": 1.0, "queue": 1.0, "engine queue": 2.0, "prefill": 4.0, "first send": 1.0}
-    assert stage_times_ms(two, DIALECTS["tritandem"]) == {**stages, "decode": 5.0}
+    steps = {"tokenize": 1.0, "queue": 1.0, "engine queue": 2.0, "prefill": 4.0, "first send": 1.0}
+    assert stages == {**steps, "last wait": 2.0, "whole": 10.0}
+    assert stage_times_ms(two, DIALECTS["tritandem"]) == {**steps, "decode": 5.0, "last wait": 1.0, "whole": 14.0}

@@ -58,7 +58,8 @@ def test_a_prompt_larger_than_every_window_arrives_whole(transport: Transport) -
 def test_the_server_stamps_and_counts_of_the_last_response_are_read(transport: Transport) -> None:
     decoded = transport.decode(transport.exchange(Call("lt-0-1", "hello", 3), timeout_s=10.0))
     assert decoded.cached_tokens == 7
-    assert set(decoded.server) == {"tokenize", "queue", "engine queue", "prefill", "decode", "first send"}
+    steps = {"tokenize", "queue", "engine queue", "prefill", "decode", "first send", "last wait"}
+    assert set(decoded.server) == {*steps, "whole"}
     assert decoded.server["prefill"] == pytest.approx(30 + 40 * 37 / 100, abs=40)
     assert decoded.arrived_ns == sorted(decoded.arrived_ns)
 

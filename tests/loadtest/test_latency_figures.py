@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tritandem_loadtest.config import LoadTestError, RunConfig, parse_slo
-from tritandem_loadtest.metrics import itl_per_token_ms, percentile, request_metrics_ms, summarise
+from tritandem_loadtest.metrics import itl_per_token_ms, percentile, request_metrics_ms, server_stages, summarise
 from tritandem_loadtest.series import per_second
 from tritandem_loadtest.stamps import ProcessRecord, RequestRecord, as_line, outcome_of, read_lines
 
@@ -63,6 +63,12 @@ def test_the_longest_pause_of_each_stream_shows_the_stutter_that_a_mean_hides() 
     assert summary["itl_chunk_ms_p99"] == 10.0  # of 986 gaps two are long
     assert "pause" not in request_metrics_ms(record(0, 0, [(100, 3)]))  # one response has no gap
     assert summary_of(stutters, slo={"pause": 500.0})["slo_met"] is False
+
+
+def test_what_the_servers_processes_do_not_know_of_is_outside() -> None:
+    told = record(0, 1000, [(50, 1), (107, 1)], server={"whole": 80.0})  # sent 2 ms late, ended after 108 ms
+    untold = record(1, 1000, [(50, 1)])
+    assert server_stages([told, untold])["outside"]["p50"] == 26.0
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
