@@ -93,7 +93,9 @@ class EngineConfig:
         "auto", "auto: bfloat16 on CUDA, float32 on a CPU", choices=("auto", "bfloat16", "float16", "float32")
     )
     quantization: str = _setting(
-        "none", "fp8: whole weights are quantized at load, with one scale a row", choices=("none", "fp8")
+        "none",
+        "whole weights are quantized at load; fp8: with a scale a row; int4: uncalibrated, with a scale for 128 inputs",
+        choices=("none", "fp8", "int4"),
     )
     unquantized_layers: str = _setting(
         "lm_head", "layers that `quantization` leaves as they are: names, with * for anything, separated by commas"

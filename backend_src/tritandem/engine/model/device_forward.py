@@ -21,6 +21,7 @@ from .fused import DecodeRows, FusedDecoder
 from .linear.interface import Unfusable
 from .loader import LoadedModel
 from .packed import KvCache, PackedForward
+from .quantized.loading import rounds_activations, unpack_model
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ class DeviceForward:
                 fused = FusedDecoder(
                     model, loaded.layers, cache, attention, loaded.max_context_tokens, _can_overlap(device)
                 )
-                _check_agreement(fused, self._packed, loaded.vocab_size)
+                _check_agreement(fused, self._packed, loaded.vocab_size, rounds_activations(model))
                 self._fused = fused
             except Unfusable as reason:
                 log.info("the model runs on transformers' own code: %s", reason)
+        if self._fused is None:
+            unpack_model(model, on_progress)
         on_progress("fused kernels" if self._fused else "transformers' modelling code over paged attention")
 
     @property
@@ -137,8 +140,9 @@ def _decode_rows(state: SlotState, block_tokens: int, rows: torch.Tensor, contex
 
 
 @torch.inference_mode()
-def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
-    """A prefill and a decode step of both twins on the same tokens. Raises Unfusable when they differ."""
+def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int, rounds: bool = False) -> None:
+    """A prefill and a decode step of both twins on the same tokens. `rounds`: the fused one multiplies activations in
+    FP8. Raises Unfusable when they differ."""
     device, dtype = packed.cache.keys[0].device, packed.cache.keys[0].dtype
     ids = torch.arange(PROBE_TOKENS + 1, device=device) * 7919 % vocab_size
     positions = torch.arange(PROBE_TOKENS + 1, device=device)
@@ -164,7 +168,7 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
     ]
     got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], DecodeRows(zero, step))]
     # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
-    limit = 1e-3 if dtype == torch.float32 else 0.15
+    limit = 1e-3 if dtype == torch.float32 else 0.4 if rounds else 0.15
     for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):
         error = float((ours.float() - theirs).norm() / theirs.norm())
         if not error <= limit:

@@ -203,8 +203,8 @@ def _routed(mlp: nn.Module, norm: Norm) -> _FeedForward:
 def _gated_mlp(mlp: Any, norm: Norm) -> _GatedMlp:
     _expect(_children(mlp) == {"gate_proj", "up_proj", "down_proj", "act_fn"}, "its MLP has other parts")
     _expect(isinstance(mlp.act_fn, nn.SiLU) or type(mlp.act_fn).__name__ == "SiLUActivation", "its gate is not SiLU")
-    gate_up = normed_linear([mlp.gate_proj, mlp.up_proj], norm, gated=True)
-    return _GatedMlp(gate_up, residual_linear(mlp.down_proj))
+    down = residual_linear(mlp.down_proj)
+    return _GatedMlp(normed_linear([mlp.gate_proj, mlp.up_proj], norm, gated=True, feeds=down), down)
 
 
 def _expect(condition: bool, otherwise: str) -> None:

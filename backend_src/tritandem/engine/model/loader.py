@@ -92,8 +92,9 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
     model = _build(model_config, options, device, config, path, header, files, on_progress)
     model.eval().requires_grad_(False)
-    if config.quantization == "fp8":
-        quantize_model(model, config.unquantized_layers, on_progress)
+    if config.quantization != "none":
+        kind, kept = config.quantization, config.unquantized_layers
+        quantize_model(model, kind, kept, device, on_progress, packed=device.type == "cuda")
     context_tokens = fix_rotary_context(model)
     on_progress("checking that its attention can be served")
     layers = inspect_model(model)
@@ -195,11 +196,12 @@ def _build(
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
                 torch.manual_seed(config.random_weights_seed)
                 return AutoModelForCausalLM.from_config(model_config, **options)
-        options["device_map"] = {"": device}
+        on_cuda = device.type == "cuda"
+        options["device_map"] = {"": device if config.quantization == "none" else "cpu"}
         if header is not None:
             return load_gguf(header, model_config, **options)
         if files is not None:
-            return load_quantized(files, model_config, on_progress=on_progress, **options)
+            return load_quantized(files, model_config, options["dtype"], device, on_progress, on_cuda, ATTENTION_NAME)
         model, report = AutoModelForCausalLM.from_pretrained(
             _source(path),
             config=model_config,

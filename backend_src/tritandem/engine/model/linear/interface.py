@@ -7,7 +7,7 @@ tensors are contiguous and of the model's dtype; [T] tokens are packed. No host 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -43,6 +43,14 @@ class NormedLinear(Protocol):
 
     def overlaps(self, rows: int) -> bool:
         """Whether a decode step over so many rows runs this product in a kernel that takes part in overlapping."""
+
+
+@runtime_checkable
+class Feeding(Protocol):
+    """A `NormedLinear` that may hand its result on in a form that the product behind it alone reads."""
+
+    def feed(self, following: ResidualLinear) -> None:
+        """Once, before the first call."""
 
 
 class ResidualLinear(Protocol):

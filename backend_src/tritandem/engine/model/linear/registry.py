@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .interface import Norm, NormedLinear, ResidualLinear, Unfusable
+from .interface import Feeding, Norm, NormedLinear, ResidualLinear, Unfusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,29 @@ def _dense() -> Format:
     return Format(dense.handles, dense.DenseNormed, dense.DenseResidual)
 
 
+def _quantized() -> Format:
+    from . import quantized  # the same
+
+    return Format(quantized.handles, quantized.QuantizedNormed, quantized.QuantizedResidual)
+
+
 # The first that handles all modules of a product multiplies them; those behind it are not even loaded.
-FORMATS: tuple[Callable[[], Format], ...] = (_dense,)
+FORMATS: tuple[Callable[[], Format], ...] = (_dense, _quantized)
 
 
-def normed_linear(modules: Sequence[nn.Module], norm: Norm, gated: bool = False, shared: bool = False) -> NormedLinear:
+def normed_linear(
+    modules: Sequence[nn.Module],
+    norm: Norm,
+    gated: bool = False,
+    shared: bool = False,
+    feeds: ResidualLinear | None = None,
+) -> NormedLinear:
     """The product of `modules`, side by side, behind `norm`. `gated`: they are gate and up. `shared`: the weights
-    serve elsewhere as well and must stay as they are. Raises Unfusable."""
-    return _format(modules).normed(modules, norm, gated, shared)
+    serve elsewhere as well and must stay as they are. `feeds`: who alone gets the result. Raises Unfusable."""
+    product = _format(modules).normed(modules, norm, gated, shared)
+    if feeds is not None and isinstance(product, Feeding):
+        product.feed(feeds)
+    return product
 
 
 def residual_linear(module: nn.Module) -> ResidualLinear:

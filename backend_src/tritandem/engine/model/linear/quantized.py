@@ -1,0 +1,120 @@
+"""Products with packed weights: few rows by our kernels, which unpack in registers, many by the vendor's library.
+
+FP8 with a scale a row is multiplied by FP8, made where its rows are made: behind the norm and behind the gate. Groups
+and four-bit codes are unpacked into memory for many rows. Norms keep their weights: no packed weight can take them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from ..quantized.packing import PackedLinear, PackedWeight, merge
+from . import fp8_rows
+from .fp8_rows import Fp8Rows
+from .interface import How, Norm, Unfusable
+from .quantized_rows import MOST_ROWS, quantized_linear, unpacked_linear
+from .rowwise import add_norm, silu_mul
+
+FEW_ROWS = 32  # FP8: up to here our kernel, which takes activations as they are and saves launches
+
+
+def handles(module: nn.Module) -> bool:
+    return isinstance(module, PackedLinear)
+
+
+class QuantizedNormed:
+    """`NormedLinear`."""
+
+    def __init__(self, modules: Sequence[nn.Module], norm: Norm, gated: bool = False, shared: bool = False) -> None:
+        """Raises Unfusable for weights that cannot be merged, and for a bias at some of them or beside a gate."""
+        self._weight, self._bias = _merged([cast(PackedLinear, module) for module in modules])
+        if gated and self._bias is not None:
+            raise Unfusable("its MLP has a bias")
+        self._norm, self._gated = norm, gated
+        self._one = _one(self._weight)
+        self._feeds_fp8 = False
+        self.columns = self._weight.rows // 2 if gated else self._weight.rows
+
+    def feed(self, following: object) -> None:
+        """The result goes to `following` alone, which may take it in FP8."""
+        self._feeds_fp8 = self._gated and isinstance(following, QuantizedResidual) and following.takes_fp8
+
+    def __call__(self, residual: torch.Tensor, delta: torch.Tensor | None, how: How) -> torch.Tensor:
+        rows, dtype = residual.shape[0], residual.dtype
+        weight, bias, gated = self._weight, self._bias, self._gated
+        if rows <= _few(weight, dtype):
+            if delta is None:
+                return quantized_linear(residual, weight, norm=self._norm, bias=bias, gated=gated, overlap=how.overlap)
+            normed = add_norm(delta, residual, self._norm, how.overlap)
+            return quantized_linear(normed, weight, bias=bias, gated=gated, overlap=how.overlap)
+        if not _multiplies_fp8(weight, dtype):
+            product = unpacked_linear(add_norm(delta, residual, self._norm, how.overlap), weight, bias)
+            return silu_mul(product, how.overlap) if gated else product
+        made = fp8_rows.multiply(fp8_rows.add_norm_fp8(delta, residual, self._norm), weight, self._one, dtype)
+        if gated:  # what is not a tensor goes to `feed`'s product, which expects it
+            return cast(torch.Tensor, fp8_rows.gate(made, weight, dtype, self._feeds_fp8))
+        return fp8_rows.finish(made, weight, dtype, bias)
+
+    def overlaps(self, rows: int) -> bool:
+        return rows <= _few(self._weight, self._norm.weight.dtype)
+
+
+class QuantizedResidual:
+    """`ResidualLinear`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Raises Unfusable for a bias."""
+        packed = cast(PackedLinear, module)
+        if packed.bias is not None:
+            raise Unfusable("its output projections have a bias")
+        self._weight, self._one = packed.packed, _one(packed.packed)
+        self.inner: int = self._weight.inner
+        self.takes_fp8 = _multiplies_fp8(self._weight, torch.bfloat16)
+
+    def __call__(self, x: torch.Tensor | Fp8Rows, residual: torch.Tensor, how: How) -> torch.Tensor | None:
+        weight = self._weight
+        if isinstance(x, torch.Tensor):
+            if x.shape[0] <= _few(weight, x.dtype):
+                quantized_linear(x, weight, residual=residual, overlap=how.overlap)
+                return None
+            if not _multiplies_fp8(weight, x.dtype):
+                return unpacked_linear(x, weight, None)
+            x = fp8_rows.rows_fp8(x)
+        made = fp8_rows.multiply(x, weight, self._one, residual.dtype)
+        if made.row_scales is None:
+            return made.values
+        fp8_rows.finish(made, weight, residual.dtype, residual=residual)
+        return None
+
+
+def _few(weight: PackedWeight, dtype: torch.dtype) -> int:
+    return FEW_ROWS if _multiplies_fp8(weight, dtype) else MOST_ROWS
+
+
+def _multiplies_fp8(weight: PackedWeight, dtype: torch.dtype) -> bool:
+    """Not a model in float32, whose digits would be lost; the vendor's library wants both sides in multiples of 16."""
+    return weight.by_row and dtype != torch.float32 and weight.rows % 16 == 0 and weight.inner % 16 == 0
+
+
+def _one(weight: PackedWeight) -> torch.Tensor:
+    return torch.ones((), dtype=torch.float32, device=weight.values.device)
+
+
+def _merged(modules: Sequence[PackedLinear]) -> tuple[PackedWeight, torch.Tensor | None]:
+    """Weights (and biases) one under the other; the modules keep views, so no memory is held twice."""
+    biases = [module.bias for module in modules if module.bias is not None]
+    if len(biases) not in (0, len(modules)):
+        raise Unfusable("only some projections have a bias")
+    try:
+        whole = merge([module.packed for module in modules])
+    except ValueError as error:
+        raise Unfusable(str(error)) from None
+    row = 0
+    for module in modules:
+        module.packed = whole.part(row, row + module.out_features)
+        row += module.out_features
+    return whole, torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None

@@ -1,0 +1,217 @@
+"""Products with packed weights are those of the unpacked ones: over shapes, formats, norms, gates and residuals."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tritandem.engine.model.quantized.packing import PackedLinear, PackedWeight, merge, pack
+from tritandem.engine.model.quantized.weight import QuantizedWeight, quantize_fp8, quantize_int4
+
+pytest.importorskip("triton")
+from tritandem.engine.model.linear.fp8_rows import FEW_TO_SCALE, Fp8Rows, rows_fp8
+from tritandem.engine.model.linear.interface import How, Norm, Unfusable
+from tritandem.engine.model.linear.quantized import QuantizedNormed, QuantizedResidual
+from tritandem.engine.model.linear.quantized_rows import MOST_ROWS, quantized_linear, unpack, unpacked_linear
+
+FORMS = ("fp8 rows", "fp8 blocks", "fp8 order", "int4 g128", "int4 g64", "int4 g32 zeros", "int4 row", "int4 order")
+
+
+def packed(form: str, rows: int, inner: int, device: torch.device, seed: int = 0) -> PackedWeight:
+    weight = torch.randn(rows, inner, generator=torch.Generator().manual_seed(seed)) / inner**0.5
+    if form.startswith("fp8"):
+        quantized = quantize_fp8(weight, None if form == "fp8 rows" else (128, 64))
+    else:
+        group = {"int4 g128": 128, "int4 g64": 64, "int4 row": inner}.get(form, 32)
+        quantized = quantize_int4(weight, group, symmetric=form != "int4 g32 zeros")
+    if form.endswith("order"):
+        order = (torch.arange(inner) // quantized.group)[
+            torch.randperm(inner, generator=torch.Generator().manual_seed(9))
+        ]
+        quantized = QuantizedWeight(quantized.values, quantized.scales, quantized.group, quantized.zeros, order)
+    return pack(quantized.to(device))
+
+
+def error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+
+
+def inner_of(form: str) -> int:
+    """384 inputs are no power of two, and no multiple of what the one-row kernel reads at once."""
+    return 768 if form == "int4 g128" else 384
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_packed_is_unpacked_again(form: str, kernel_device: torch.device) -> None:
+    weight = packed(form, 40, inner_of(form), kernel_device)
+    assert torch.equal(unpack(weight, torch.float32), weight.dense(torch.float32))
+    assert error(unpack(weight, torch.bfloat16), weight.dense(torch.float32)) < 5e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_are_those_of_the_unpacked_weight(form: str, rows: int, kernel_device: torch.device) -> None:
+    inner, columns = inner_of(form), 72  # not a multiple of a tile
+    generator = torch.Generator().manual_seed(rows)
+    half = (
+        torch.bfloat16 if kernel_device.type == "cuda" else torch.float16
+    )  # the interpreter's products know no bfloat16
+    for dtype, normed, gated, biased, added in (
+        (torch.float32, False, False, False, False),
+        (torch.float32, True, True, False, False),
+        (half, True, False, True, False),
+        (half, False, False, False, True),
+    ):
+        weight = packed(form, 2 * columns if gated else columns, inner, kernel_device)
+        x = (torch.randn(rows, inner, generator=generator)).to(kernel_device, dtype)
+        norm = Norm(torch.rand(inner, generator=generator).to(kernel_device, dtype) + 0.5, 1e-5) if normed else None
+        bias = torch.randn(columns, generator=generator).to(kernel_device, dtype) if biased else None
+        residual = torch.randn(rows, columns, generator=generator).to(kernel_device, dtype) if added else None
+        wide = x.float()
+        if norm is not None:
+            wide = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + norm.eps) * norm.weight.float()
+        want = F.linear(wide, weight.dense(torch.float32), bias.float() if bias is not None else None)
+        if gated:
+            want = F.silu(want[:, :columns]) * want[:, columns:]
+        if residual is not None:
+            want = want + residual.float()
+        got = quantized_linear(x, weight, norm=norm, bias=bias, residual=residual, gated=gated)
+        assert residual is None or got is residual
+        assert error(got, want) < (2e-6 if dtype == torch.float32 else 6e-3), (dtype, normed, gated)
+
+
+def test_many_rows_are_multiplied_by_the_unpacked_weight(kernel_device: torch.device) -> None:
+    weight = packed("int4 g32 zeros", 48, 128, kernel_device)
+    x = torch.randn(MOST_ROWS + 1, 128).to(kernel_device)
+    bias = torch.randn(48).to(kernel_device)
+    assert error(unpacked_linear(x, weight, bias), F.linear(x, weight.dense(torch.float32), bias)) < 2e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_side_by_side_are_merged_and_stay_usable_as_parts(form: str, kernel_device: torch.device) -> None:
+    parts = (
+        [packed(form, rows, 384, kernel_device, seed) for seed, rows in enumerate((16, 8, 8))]
+        if form != "int4 g128"
+        else [packed(form, rows, 768, kernel_device, seed) for seed, rows in enumerate((16, 8, 8))]
+    )
+    whole = merge(parts)
+    dense = torch.cat([part.dense(torch.float32) for part in parts])
+    assert torch.equal(whole.dense(torch.float32), dense)
+    assert torch.equal(whole.part(16, 24).dense(torch.float32), dense[16:24])
+    assert whole.part(16, 24).values.data_ptr() != parts[1].values.data_ptr()
+
+
+def test_weights_of_different_forms_are_not_merged(kernel_device: torch.device) -> None:
+    for left, right in itertools.combinations(
+        ("fp8 rows", "fp8 blocks", "int4 g64", "int4 g32 zeros", "int4 order"), 2
+    ):
+        with pytest.raises(ValueError, match="quantized in different ways"):
+            merge([packed(left, 16, 384, kernel_device), packed(right, 16, 384, kernel_device)])
+
+
+@pytest.mark.parametrize(("inner", "group"), [(24, 24), (160, 20), (192, 48)])
+def test_shapes_without_tiles_are_named(inner: int, group: int) -> None:
+    with pytest.raises(ValueError, match=f"{inner} inputs in groups of {group}"):
+        pack(quantize_int4(torch.randn(8, inner), group))
+
+
+# -- FP8 times FP8, and the products as a decoder calls them ----------------------------------------------
+
+
+# The interpreter halves a value that rounding to FP8 lifts to the next power of two: one in forty.
+INTERPRETED = 0.08
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """What FP8 with a scale a row leaves of rows."""
+    return quantize_fp8(x.float().cpu()).dense(torch.float32).to(x.device)
+
+
+def half_of(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter's products know no bfloat16
+
+
+@pytest.mark.parametrize("rows", [33, FEW_TO_SCALE + 1])
+def test_a_gated_product_feeds_the_next_in_fp8(rows: int, kernel_device: torch.device) -> None:
+    """norm, gate and up, gate, down, residual: activations are rounded behind the norm and behind the gate."""
+    dtype, inner, columns = half_of(kernel_device), 64, 96
+    generator = torch.Generator().manual_seed(rows)
+    norm = Norm((torch.rand(inner, generator=generator) + 0.5).to(kernel_device, dtype), 1e-5)
+    gate, up = (PackedLinear(packed("fp8 rows", columns, inner, kernel_device, seed), None) for seed in (1, 2))
+    down = PackedLinear(packed("fp8 rows", inner, columns, kernel_device, 3), None)
+    x = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+    delta = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+    residual = x.clone()
+    following = QuantizedResidual(down)
+    first = QuantizedNormed([gate, up], norm, gated=True)
+    first.feed(following)
+    made = first(residual, delta, How())
+    assert isinstance(made, Fp8Rows)
+    left = following(made, residual, How())
+    got = residual if left is None else residual + left
+    summed = (x.float() + delta.float()).to(dtype).float()
+    wide = summed * torch.rsqrt(summed.square().mean(1, keepdim=True) + norm.eps) * norm.weight.float()
+    wide = rounded(wide)
+    gated = F.silu(wide @ gate.packed.dense(torch.float32).T) * (wide @ up.packed.dense(torch.float32).T)
+    want = summed + rounded(gated) @ down.packed.dense(torch.float32).T
+    # A value that lies between two FP8 values may be rounded to either, by digits that 16 bits have not.
+    assert error(got, want) < (1e-2 if kernel_device.type == "cuda" else INTERPRETED)
+    assert error(got, summed) > 0.1
+
+
+@pytest.mark.parametrize("form", ["fp8 rows", "fp8 blocks", "int4 g64", "int4 order"])
+@pytest.mark.parametrize("rows", [1, 9, 33, 129, FEW_TO_SCALE + 1])
+def test_products_behind_a_norm_and_to_the_residual_agree_with_whole_weights(
+    form: str, rows: int, kernel_device: torch.device
+) -> None:
+    dtype, inner = half_of(kernel_device), 128
+    generator = torch.Generator().manual_seed(rows)
+    norm = Norm((torch.rand(inner, generator=generator) + 0.5).to(kernel_device, dtype), 1e-5)
+    biases = [torch.randn(columns, generator=generator).to(kernel_device, dtype) for columns in (64, 32, 32)]
+    parts = [PackedLinear(packed(form, len(bias), inner, kernel_device, i), bias) for i, bias in enumerate(biases)]
+    product = QuantizedNormed(parts, norm)
+    assert product.columns == 128
+    x = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+    delta = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+    for given in (None, delta):
+        residual = x.clone()
+        got = product(residual, given, How(fuse=True))
+        summed = x if given is None else (x.float() + given.float()).to(dtype)
+        assert torch.equal(residual, summed)
+        wide = summed.float()
+        wide = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + norm.eps) * norm.weight.float()
+        want = torch.cat([F.linear(wide, part.packed.dense(torch.float32), part.bias.float()) for part in parts], 1)
+        assert error(got, want) < (INTERPRETED if form == "fp8 rows" else 5e-3)
+        assert error(torch.cat([part(wide.to(dtype)) for part in parts], 1), want) < 5e-3  # the modules go on working
+    last = PackedLinear(packed(form, 64, inner, kernel_device, 7), None)
+    residual = torch.randn(rows, 64, generator=generator).to(kernel_device, dtype)
+    before = residual.clone()
+    left = QuantizedResidual(last)(x, residual, How(fuse=True))
+    got = residual if left is None else residual + left
+    want = before.float() + F.linear(x.float(), last.packed.dense(torch.float32))
+    assert error(got, want) < (INTERPRETED if form == "fp8 rows" else 5e-3)
+
+
+def test_zeros_and_the_largest_values_survive_fp8(kernel_device: torch.device) -> None:
+    x = torch.tensor([[0.0] * 16, [60000.0, -60000.0] * 8, [1e-6] * 16]).to(kernel_device, half_of(kernel_device))
+    made = rows_fp8(x)
+    assert made.values.float().abs().max() == 448
+    assert not made.values[0].float().any()
+    assert error(made.values.float() * made.scales[:, None], x) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("biases", "reason"), [((True, False), "only some projections have a bias"), ((True, True), "its MLP has a bias")]
+)
+def test_a_bias_where_none_can_be_is_refused(
+    biases: tuple[bool, bool], reason: str, kernel_device: torch.device
+) -> None:
+    norm = Norm(torch.ones(64, device=kernel_device), 1e-5)
+    parts = [
+        PackedLinear(packed("fp8 rows", 16, 64, kernel_device), torch.zeros(16).to(kernel_device) if bias else None)
+        for bias in biases
+    ]
+    with pytest.raises(Unfusable, match=reason):
+        QuantizedNormed(parts, norm, gated=True)
