@@ -17,6 +17,7 @@ from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.runners.cpu import CpuRunner
 
+from tests.engine import quantized_folders
 from tests.engine.engine_rig import _DECODER, _PLAIN, CONFIGS, Rig, reference_model, request
 from tests.engine.tiny_gguf import write_gguf
 
@@ -85,6 +86,23 @@ def test_every_architecture_gives_the_tokens_of_the_model_it_was_made_from(tmp_p
     write_gguf(tmp_path / "model.gguf", model)
     check_model(tmp_path / "model.gguf")
     assert served(tmp_path / "model.gguf") == generated(model)
+
+
+def test_packed_types_are_unpacked_and_their_size_is_said(tmp_path: Path) -> None:
+    model = quantized_folders.tiny_model()
+    name = "blk.1.ffn_gate.weight"
+    weight = model.model.layers[1].mlp.gate_proj.weight.data
+    packed = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q8_0)
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    write_gguf(tmp_path / "model.gguf", model, without=[name], change=change)
+    told: list[str] = []
+    loaded = load_model(tmp_path / "model.gguf", CPU, told.append).model
+    unpacked = loaded.model.layers[1].mlp.gate_proj.weight
+    assert 0 < float((unpacked - weight).abs().max()) < 0.01
+    assert "1 tensors in Q8_0 unpacked to torch.float32: 0.00 GB, in the file 0.00" in told
 
 
 @pytest.mark.parametrize("kind", POSITIONS)

@@ -25,7 +25,7 @@ from ...model_facts.quantization import MXFP4
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
 from .gguf.config import gguf_config
-from .gguf.model import check_gguf, load_gguf
+from .gguf.model import check_gguf, load_gguf, unpacked_words
 from .packed import ATTENTION_NAME, LayerShape
 from .quantized.files import QuantizedFiles, quantized_files
 from .quantized.loading import load_quantized, quantize_model
@@ -199,6 +199,8 @@ def _build(
         on_cuda = device.type == "cuda"
         options["device_map"] = {"": device if config.quantization == "none" else "cpu"}
         if header is not None:
+            if (told := unpacked_words(header, options["dtype"])) is not None:
+                on_progress(told)
             return load_gguf(header, model_config, **options)
         if files is not None:
             return load_quantized(files, model_config, options["dtype"], device, on_progress, on_cuda, ATTENTION_NAME)

@@ -7,6 +7,7 @@ How each architecture's weights are laid out is transformers' knowledge, how typ
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,17 @@ def load_gguf(
     refuse_report(header.path, report)
     _check_frequencies(header, model)
     return model
+
+
+def unpacked_words(header: GgufHeader, dtype: torch.dtype) -> str | None:
+    """What was unpacked to which size; None for a file of floats."""
+    packed = [tensor for tensor in header.tensors if kind_name(tensor.kind).startswith(("Q", "IQ", "TQ", "MXFP4"))]
+    if not packed:
+        return None
+    kinds = Counter(kind_name(tensor.kind) for tensor in packed)
+    told = ", ".join(f"{count} tensors in {kind}" for kind, count in kinds.most_common())
+    size, stored = sum(tensor.elements for tensor in packed) * dtype.itemsize, sum(map(tensor_bytes, packed))
+    return f"{told} unpacked to {dtype}: {size / 1e9:.2f} GB, in the file {stored / 1e9:.2f}"
 
 
 def check_gguf(header: GgufHeader, config: PreTrainedConfig, **options: Any) -> None:

@@ -7,6 +7,7 @@ unpacked at load, or quantized and unpacked again, so that answers are those of 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -22,6 +23,8 @@ from .packing import SPANS, PackedLinear, pack
 from .weight import QuantizedWeight, quantize_fp8, quantize_int4
 
 GB = 1e9
+# What the fused decoder multiplies by our kernels; experts shared by all tokens are the module's own code.
+_WITH_PRODUCTS = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj|lm_head")
 
 
 def load_quantized(
@@ -37,7 +40,8 @@ def load_quantized(
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     linear = {name for name, module in empty.named_modules() if type(module) is nn.Linear}
-    kept = [layer for layer in files.layers.values() if packed and layer.name in linear]
+    kept = [layer for layer in files.layers.values() if packed and _WITH_PRODUCTS.fullmatch(layer.name)]
+    kept = [layer for layer in kept if layer.name in linear]
     model, report = type(empty).from_pretrained(
         None,
         config=config,
@@ -88,7 +92,7 @@ def quantize_model(
         if not bool(torch.isfinite(weight).all()):
             raise ConfigError(f"engine.quantization: {name} has weights that are not finite")
         quantized = _quantize(name, weight, kind)
-        if packed:
+        if packed and _WITH_PRODUCTS.fullmatch(name):
             _put(model, name, quantized, device)
         else:
             module.weight.data = quantized.dense(weight.dtype)
