@@ -12,7 +12,8 @@ from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode, TokenBatch
 from tritandem.engine.service import EngineService
 from tritandem.engine.structure.preparing import Preparer
-from tritandem.grammar import Grammar, Kind, Vocabulary
+from tritandem.engine.structure.tables import Walker
+from tritandem.grammar import Grammar, Kind, Matcher, Vocabulary
 
 from tests.engine.engine_rig import VOCAB, make_runner, prompts, request
 from tests.engine.spelled import END, text_of, vocabulary
@@ -105,6 +106,26 @@ def test_a_known_grammar_is_not_compiled_again(
     service.submit([structured(i, "[ab]{3}") for i in range(5)])
     assert {code for code, _, _ in ends(service, 5).values()} == {FinishCode.COMPLETE}
     assert len(compiled) == 1
+
+
+def test_answers_behind_the_first_go_by_the_table_of_a_small_structure(
+    start: Callable[[Gate], EngineService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    gate.open.set()
+    service = start(gate)
+    preparer = service._preparer
+    assert preparer is not None
+    structures: list[object] = []
+    inner = service._core.add
+    monkeypatch.setattr(service._core, "add", lambda *given: structures.append(given[2]) or inner(*given))
+    service.submit([structured(1, "[ab]{2}(yes|no)")])
+    first = ends(service, 1)[1]
+    preparer._tabulating.submit(lambda: None).result(WAIT_S)  # behind the table
+    again = dataclasses.replace(structured(1, "[ab]{2}(yes|no)"), seq_id=2)
+    service.submit([again])
+    assert ends(service, 1)[2] == first
+    assert [type(structure) for structure in structures] == [Matcher, Walker]
 
 
 def test_cancelled_while_its_grammar_is_compiled(start: Callable[[Gate], EngineService]) -> None:
