@@ -18,7 +18,17 @@ from tritandem.grammar import Grammar, Kind, compile_grammar
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request, tokens_of
 from tests.engine.spelled import END, SPELLING, allowed, text_of, vocabulary
-from tests.engine.structured_rig import DRAWN, check, mixture, regex, run, structure_of, structured, table_walker
+from tests.engine.structured_rig import (
+    DRAWN,
+    REGEXES,
+    check,
+    mixture,
+    regex,
+    run,
+    structure_of,
+    structured,
+    table_walker,
+)
 from tests.fakes.delayed_runner import DelayedRunner
 
 SCHEMA = {
@@ -55,6 +65,18 @@ def test_a_preempted_answer_goes_on_where_its_structure_stood() -> None:
         rig.core.add(one, 1, structure_of(one))
     assert tokens_of(rig.run(())) == tokens_of(plenty)
     assert rig.core.load().preemptions > 0
+
+
+def test_a_cached_prompt_changes_no_structured_answer() -> None:
+    ids = prompts(1, seed=6, low=30, high=31)[0]
+    requests = [structured(i, ids, regex(REGEXES[i]), **DRAWN) for i in range(4)]
+    rig = Rig(make_runner())
+    for one in requests:
+        rig.core.add(one, 1, structure_of(one))
+        rig.run(())
+    assert [rig.answers[i].cached_tokens for i in range(4)] == [0, 28, 28, 28]
+    check(requests, rig.answers)
+    assert tokens_of(rig.answers) == tokens_of(run(make_runner(), requests))
 
 
 @pytest.mark.parametrize("seed", range(3))

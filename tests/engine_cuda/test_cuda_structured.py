@@ -51,7 +51,8 @@ def test_with_every_other_feature_tokens_equal_those_of_the_cpu(cuda_device: tor
     runner.close()
     cpu = CpuRunner(loaded("llama", "cpu"), EngineConfig(num_blocks=128, max_sequences=8))
     want = run(cpu, requests)
-    check(requests, got)
+    if "stop_ids" not in options:  # others than the end token stop an answer anywhere
+        check(requests, got)
     assert tokens_of(got) == tokens_of(want)
     assert [got[i].finish for i in got] == [want[i].finish for i in got]
     assert [got[i].top_ids for i in got] == [want[i].top_ids for i in got]
