@@ -16,6 +16,11 @@ ROWS = 300
 
 @cache
 def byte_vocabulary() -> Vocabulary:
+    return Vocabulary(byte_tokenizer(), ROWS, [END])
+
+
+def byte_tokenizer() -> str:
+    """Its tokenizer.json."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     spec: dict[str, Any] = {
         "version": "1.0",
@@ -31,7 +36,7 @@ def byte_vocabulary() -> Vocabulary:
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": {char: byte for byte, char in enumerate(byte_alphabet())}, "merges": []},
     }
-    return Vocabulary(json.dumps(spec), ROWS, [END])
+    return json.dumps(spec)
 
 
 def matcher(kind: Kind, text: Any = "", **more: Any) -> Matcher:

@@ -292,7 +292,7 @@ BAD_JSON = [
     ({"n": 2, "num_return_sequences": 3}, "n:"),
     ({"best_of": 2}, "best_of:"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"guided_json": "{}"}, "guided_json"),
+    ({"guided_json": 3}, "guided_json"),
 ]
 
 

@@ -19,7 +19,7 @@ from .source import source_of
 from .vocabulary import Vocabulary
 
 ALLOWED = "a grammar within this server's means"
-MAX_REASON_CHARS = 300
+MAX_REASON_CHARS = 300  # of which the beginning and the end say most
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +121,7 @@ def compile_grammar(
 
 
 def _reason(message: str) -> str:
-    return printable(message.removesuffix("\n<non-verbose/>").strip(), MAX_REASON_CHARS)
+    message = message.removesuffix("\n<non-verbose/>").strip()
+    if len(message) > MAX_REASON_CHARS:
+        message = f"{message[: MAX_REASON_CHARS // 3]} ... {message[-MAX_REASON_CHARS // 3 :]}"
+    return printable(message)

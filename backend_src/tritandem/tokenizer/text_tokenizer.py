@@ -41,6 +41,7 @@ class TextTokenizer:
         # More than run at a time: a shorter text must not wait for a thread that a longer one pauses on.
         threads = 2 * encode_threads(config.threads, cores_given())
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        self.json_text = source.json_text
         self.vocab_size = source.vocab_size
         self.end_ids = source.end_ids
         self.control_ids = {token.content: token.id for token in source.added_tokens if token.special}

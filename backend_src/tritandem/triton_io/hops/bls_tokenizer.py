@@ -18,7 +18,9 @@ import triton_python_backend_utils as pb_utils
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import DeadlineExpired, EngineFailed, Saturated, TritandemError
 from ..answer.replies import log_failure
+from ..request.guides import Guide, pack_guide
 from ..request.prompt_source import PromptSource
+from ..request.schema import GRAMMAR
 from . import handover
 from .handover import Handover
 from .text_turns import TextTurns, Turn
@@ -50,14 +52,18 @@ class BlsTokenizer:
         turn: Turn,
         then: Callable[[Int32Array, int], None],
         failed: Callable[[Exception], None],
+        guide: Guide | None = None,
     ) -> None:
-        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later. Raises Saturated."""
+        """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later. Raises Saturated.
+
+        `guide`: is tried there too. A prompt of ids is not sent, and its ids come back without meaning.
+        """
 
         def run() -> None:
             try:
                 if turn.deadline_ns is not None and time.monotonic_ns() >= turn.deadline_ns:
                     raise DeadlineExpired("the deadline passed before the text was tokenized")
-                handed = self._encode(prompt, turn)
+                handed = self._encode(prompt, turn, guide)
                 if handed.refusal is not None:
                     raise handed.refusal
             except Exception as error:
@@ -94,18 +100,22 @@ class BlsTokenizer:
         for thread in self._threads:
             thread.join()
 
-    def _encode(self, prompt: PromptSource, turn: Turn) -> Handover:
+    def _encode(self, prompt: PromptSource, turn: Turn, guide: Guide | None) -> Handover:
         inputs, parameters = [], {}
         if turn.tenant:
             parameters["tenant"] = turn.tenant
+        if guide is not None:
+            parameters[GRAMMAR] = pack_guide(guide)
         if prompt.text is not None:
             inputs.append(pb_utils.Tensor("text_input", np.array([[prompt.text.encode()]], dtype=np.object_)))
             if not prompt.add_special_tokens:
                 inputs.append(pb_utils.Tensor("add_special_tokens", np.zeros((1, 1), np.bool_)))
+        elif prompt.chat is None:
+            inputs.append(pb_utils.Tensor("input_ids", np.zeros((1, 1), np.int32)))
         else:
             # A request without any tensor cannot be made; `stop` false says nothing.
             inputs.append(pb_utils.Tensor("stop", np.zeros((1, 1), np.bool_)))
-            parameters["messages"] = prompt.chat or ""
+            parameters["messages"] = prompt.chat
             if prompt.tools is not None:
                 parameters["tools"] = prompt.tools
         request = pb_utils.InferenceRequest(

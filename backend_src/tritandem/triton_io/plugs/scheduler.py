@@ -16,7 +16,7 @@ from typing import Any
 from ...contracts.answers import Chunk, Stamps
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest, Outcome, Saturated, TritandemError
-from ...contracts.requests import OutputOptions, PriorityClass
+from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
 from ...contracts.stream import FinishReason
 from ...scheduler.ports import FinishedRequest
 from ...scheduler.service import SchedulerService
@@ -28,11 +28,13 @@ from ..answer.sinks import TritonSink
 from ..hops.bls_tokenizer import BlsTokenizer
 from ..hops.handover import SealedHandovers
 from ..hops.inner_key import InnerKey
+from ..hops.recent_keys import RecentKeys
 from ..hops.text_turns import Turn
 from ..request.decoder import Draft, ModelLimits, ReturnOptions, complete, deadline_ns, decode, read_request_id
 from ..request.dialects import take_dialect
+from ..request.guides import Guide
 from ..request.incoming import read_arrays, read_id, read_parameters_text
-from ..request.prompt_source import read_parameters
+from ..request.prompt_source import PromptSource, read_parameters
 from ..request.schema import DRAIN_KEY, DRAIN_TIMEOUT_MS
 from ..request.tensor_values import Inputs
 from ..request.trace_context import read_trace_parent
@@ -40,6 +42,7 @@ from ..stub_2_51.finished_calls import FinishedCalls
 
 FULL_BATCH = 64  # `max_batch_size`: so many requests in one call mean that more wait in Triton's queue
 YIELD_NS = 20_000_000  # after such a call: the next one comes sooner
+REMEMBERED = 4096  # grammars that were tried
 
 
 class SchedulerPlug:
@@ -80,6 +83,7 @@ class SchedulerPlug:
         self._refusals = Refusals()
         self._drain_key = drain_key
         self._send_times = send_times
+        self._tried = RecentKeys(REMEMBERED)
         self._started = False
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -143,19 +147,32 @@ class SchedulerPlug:
             return
         sink = self._sink(sender, draft.returns, wanted)
         ids = draft.prompt.input_ids if handed is None else handed.ids
-        if ids is not None:
-            tokenized_ns = received_ns if handed is None else handed.tokenized_ns
-            decoded = complete(draft, ids, tokenized_ns, self._model_limits())
-            sink.hand_over(lambda: self._service.submit(decoded, sink))
+        guide = draft.fields.guide
+        untried = guide is not None and guide.grammar.key not in self._tried
+        if ids is None:
+            self._tokenize(draft, sink, sender, guide if untried else None)
+            return
+        tokenized_ns = received_ns if handed is None else handed.tokenized_ns
+        decoded = complete(draft, ids, tokenized_ns, self._model_limits())
+        if untried:
+            self._tokenize(draft, sink, sender, guide, decoded)
         else:
-            self._tokenize(draft, sink, sender)
+            sink.hand_over(lambda: self._service.submit(decoded, sink))
 
     def _sink(self, sender: Any, returns: ReturnOptions, wanted: Sequence[str]) -> TritonSink:
         return TritonSink(
             sender, returns, wanted, self._token_text, self._finished_calls, self._send_times, self._block_tokens
         )
 
-    def _tokenize(self, draft: Draft, sink: TritonSink, sender: Any) -> None:
+    def _tokenize(
+        self,
+        draft: Draft,
+        sink: TritonSink,
+        sender: Any,
+        guide: Guide | None,
+        decoded: GenerationRequest | None = None,
+    ) -> None:
+        """`guide`: to be tried there. `decoded`: it has its ids, and goes there for its guide alone."""
         limits = self._model_limits()
         priority = limits.default_priority if draft.priority is None else draft.priority
 
@@ -170,8 +187,10 @@ class SchedulerPlug:
             )
 
         def then(ids: Int32Array, tokenized_ns: int) -> None:
+            if guide is not None:
+                self._tried.add(guide.grammar.key)
             try:
-                request = complete(draft, ids, tokenized_ns, limits)
+                request = decoded or complete(draft, ids, tokenized_ns, limits)
             except Exception as error:  # this thread's caller only calls: whatever is wrong must reach the client
                 failed(error)
                 return
@@ -181,7 +200,8 @@ class SchedulerPlug:
         if refusal is None:
             turn = Turn(draft.request_id, draft.tenant, priority, deadline_ns(draft, limits))
             try:
-                self._tokenizer.submit(draft.prompt, turn, then, failed)
+                prompt = draft.prompt if decoded is None else PromptSource(input_ids=decoded.input_ids)
+                self._tokenizer.submit(prompt, turn, then, failed, guide)
             except Saturated as error:
                 refusal = error
         if refusal is not None:

@@ -21,7 +21,8 @@ import triton_python_backend_utils as pb_utils
 
 from ...config import model_folder_from_environment
 from ...contracts.arrays import Int32Array
-from ...contracts.errors import TritandemError
+from ...contracts.errors import InvalidRequest, TritandemError
+from ...grammar.trials import Trials
 from ...placement import TOKENIZER
 from ...telemetry.publisher import Publisher
 from ...telemetry.registry import Registry
@@ -34,9 +35,10 @@ from ..hops.waiting_texts import WaitingTexts
 from ..reports.publishing import tokenizer_publisher
 from ..reports.tokenizer_report import TokenizerReport
 from ..request.chat_messages import read_messages, read_tools
+from ..request.guides import Guide, unpack_guide
 from ..request.incoming import read_arrays, read_id, read_parameters_text
 from ..request.prompt_source import PromptSource, read_parameters, read_prompt, read_tenant
-from ..request.schema import REFUSAL
+from ..request.schema import GRAMMAR, REFUSAL
 from ..request.tensor_values import Inputs
 from .context_limit import most_prompt_tokens
 from .placing import place_process
@@ -59,6 +61,8 @@ def start(process: Process) -> WatchedPlug:
     report = TokenizerReport(registry, name, tokenizer.stats)
     publisher = tokenizer_publisher(config.telemetry, report, registry, name)
     publisher.start()
+    trials = Trials(tokenizer.json_text, tokenizer.vocab_size, tokenizer.end_ids)
+    trials.start()
     plug = TokenizerPlug(
         tokenizer,
         load_inner_key(),
@@ -66,6 +70,7 @@ def start(process: Process) -> WatchedPlug:
         note=report.note if config.telemetry.metrics else None,
         publisher=publisher,
         max_waiting=config.scheduler.max_queued_requests,
+        trials=trials,
     )
     return process.watched(plug)
 
@@ -75,7 +80,7 @@ class TokenizerPlug:
 
     Texts that cannot be within `max_tokens` are refused before they cost time; None: no limit. `max_waiting` texts at
     most wait for their ids. `key` seals what it hands over. `note` hears of every text that was encoded. `publisher`,
-    if any, has been started and is closed here.
+    if any, has been started and is closed here, as are `trials`, without which no grammar is tried.
     """
 
     def __init__(
@@ -86,17 +91,19 @@ class TokenizerPlug:
         note: Callable[[Encoded], None] | None = None,
         publisher: Publisher | None = None,
         max_waiting: int = sys.maxsize,
+        trials: Trials | None = None,
     ) -> None:
         self._tokenizer, self._key = tokenizer, key
         self._waiting = WaitingTexts(max_waiting)
         self._max_tokens = max_tokens
         self._note = note
         self._publisher = publisher
+        self._trials = trials
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Short texts are answered when this returns, long ones later."""
         received_ns = time.monotonic_ns()
-        prompts: list[tuple[int, PromptSource, str, _Reply]] = []
+        prompts: list[tuple[int, PromptSource, str, Guide | None, _Reply]] = []
 
         def read(request: Any, sender: Any) -> None:
             reply = _Reply(sender, request.requested_output_names(), received_ns, self._key)
@@ -104,22 +111,45 @@ class TokenizerPlug:
                 read_id(request)
                 parameters = read_parameters(read_parameters_text(request))
                 prompt, tenant = read_prompt(Inputs(read_arrays(request)), parameters), read_tenant(parameters)
-                prompts.append((prompt.chars, prompt, tenant, reply))
+                guide = unpack_guide(parameters[GRAMMAR]) if GRAMMAR in parameters else None
+                prompts.append((prompt.chars, prompt, tenant, guide, reply))
             except Exception as error:
                 reply.refuse(error)
 
         answer_each(requests, read)
-        for _, prompt, tenant, reply in sorted(prompts, key=lambda entry: entry[0]):
-            try:
-                self._encode(prompt, tenant, reply)
-            except Exception as error:
-                reply.refuse(error)
+        for _, prompt, tenant, guide, reply in sorted(prompts, key=lambda entry: entry[0]):
+            if guide is None:
+                self._begin(prompt, tenant, reply)
+            else:
+                self._try(guide, prompt, tenant, reply)
 
     def close(self) -> None:
         """Wait for the texts that are still being encoded; nothing is sent afterwards."""
+        if self._trials is not None:
+            self._trials.close()
         self._tokenizer.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    def _try(self, guide: Guide, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
+        """The prompt is encoded when the grammar is known to be sound, on the thread that finds out."""
+
+        def tried(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                reply.refuse(error)
+            else:
+                self._begin(prompt, tenant, reply)
+
+        if self._trials is None:
+            reply.refuse(InvalidRequest(guide.field, "a structure", "none: this model's tokenizer knows no bytes"))
+        else:
+            self._trials.check(guide.grammar, guide.field).add_done_callback(tried)
+
+    def _begin(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
+        try:
+            self._encode(prompt, tenant, reply)
+        except Exception as error:
+            reply.refuse(error)
 
     def _encode(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
         if prompt.input_ids is not None and reply.takes_text:

@@ -17,10 +17,11 @@ from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClas
 from ...contracts.token_rules import check_token_rules
 from .client_numbers import read_whole
 from .dialects import OWN, Dialect
+from .guides import STRUCTURES
 from .incoming import check_id
 from .prompt_source import PromptSource, read_prompt, read_tenant
 from .sampling_fields import SamplingFields, is_sampling_name, merge
-from .schema import OUTPUTS_OF_FLAG, PREFIX
+from .schema import GRAMMAR, OUTPUTS_OF_FLAG, PREFIX
 from .tensor_values import Inputs
 
 MAX_DEADLINE_MS = 86_400_000
@@ -81,6 +82,8 @@ def decode(
 ) -> Draft:
     """Read one request. `parameters` come from `prompt_source.read_parameters`, `exclude_input` is the setting
     `exclude_input_in_output`. Raises InvalidRequest."""
+    if GRAMMAR in parameters:
+        raise InvalidRequest(GRAMMAR, "a parameter", f"{STRUCTURES}: {{grammar}}")
     prompt = read_prompt(inputs, parameters)
     sampling_parameters = {name: value for name, value in parameters.items() if is_sampling_name(name)}
     return Draft(
@@ -140,6 +143,7 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         bad_words=_bad_words(draft.fields, limits),
         logit_bias=draft.fields.logit_bias,
         allowed_token_ids=draft.fields.allowed_token_ids,
+        grammar=draft.fields.guide and draft.fields.guide.grammar,
         output=output,
         priority=limits.default_priority if draft.priority is None else draft.priority,
         tenant=draft.tenant,

@@ -15,14 +15,14 @@ from typing import Any
 from ...contracts.arrays import Int32Array
 from ...contracts.errors import InvalidRequest
 from .sampling_fields import KNOWN_NAMES, is_sampling_name
-from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, IGNORED_PARAMETERS, INPUT_OF_NAME, PARAMETERS
+from .schema import DRAIN_KEY, DRAIN_TIMEOUT_MS, GRAMMAR, IGNORED_PARAMETERS, INPUT_OF_NAME, PARAMETERS
 from .tensor_values import Inputs
 
 MAX_CHAT_CHARS = 1 << 24
 MAX_TOOLS_CHARS = 1 << 20
 MAX_COMPARED_CHARS = 64
 MAX_TENANT_CHARS = 128
-_OTHERS = IGNORED_PARAMETERS | {DRAIN_KEY, DRAIN_TIMEOUT_MS}
+_OTHERS = IGNORED_PARAMETERS | {DRAIN_KEY, DRAIN_TIMEOUT_MS, GRAMMAR}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from ...contracts.fields import (
 from . import client_json
 from .client_numbers import read_real, read_whole
 from .dialects import OWN, Dialect
+from .guides import GUIDE, GUIDE_NAMES, GUIDE_TYPE, Guide, read_guide, read_typed_guide
 from .schema import (
     ALIASES,
     FACADE_NEUTRAL_INPUTS,
@@ -59,6 +60,7 @@ class SamplingFields:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     end_id: int | None = None
+    guide: Guide | None = None  # what the answer must be
 
     @property
     def ignore_eos(self) -> bool:
@@ -179,11 +181,11 @@ _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
     "include_stop_str_in_output": (_flag, False),
 }
 
-KNOWN_NAMES = sorted({*_READERS, *_JSON_ALIASES, *_NEUTRAL})
+KNOWN_NAMES = sorted({*_READERS, *_JSON_ALIASES, *_NEUTRAL, *GUIDE_NAMES})
 
 
 def is_sampling_name(name: str) -> bool:
-    return name in _READERS or name in _JSON_ALIASES or name in _NEUTRAL
+    return name in _READERS or name in _JSON_ALIASES or name in _NEUTRAL or name in GUIDE_NAMES
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,6 +229,7 @@ def merge(inputs: Inputs, parameters: Mapping[str, Any]) -> SamplingFields:
             _refuse_unless_neutral(_NEUTRAL_INPUTS[name], inputs)
         elif name in _REFUSED_INPUTS and not inputs.is_empty(name):
             raise InvalidRequest(name, "an input of another server", f"nothing: {_REFUSED_INPUTS[name].doc}")
+    _put_guide(found, read_typed_guide(inputs.text(GUIDE_TYPE), inputs.text(GUIDE)))
     text = inputs.text("sampling_parameters")
     if text:
         for name, value in parse_json_object("sampling_parameters", text).items():
@@ -277,6 +280,9 @@ def _put_json(found: dict[str, Any], name: str, value: object) -> None:
         if read(name, value) != neutral:
             raise InvalidRequest(name, value, f"{json.dumps(neutral)} (nothing else is offered)")
         return
+    if name in GUIDE_NAMES:
+        _put_guide(found, read_guide(name, value))
+        return
     target = _JSON_ALIASES.get(name, name)
     if target not in _READERS:
         raise InvalidRequest(name, "an unknown key of sampling_parameters", f"one of {', '.join(KNOWN_NAMES)}")
@@ -297,6 +303,14 @@ def _put(found: dict[str, Any], name: str, value: Any) -> None:
         raise InvalidRequest(name, f"{first!r} and {value!r}", "one value, or the same one in every place")
 
 
+def _put_guide(found: dict[str, Any], guide: Guide | None) -> None:
+    if guide is None:
+        return
+    first = found.setdefault("guide", guide)
+    if first.grammar != guide.grammar:
+        raise InvalidRequest(guide.field, f"a structure beside {first.field}", "one structure")
+
+
 def _checked(found: dict[str, Any]) -> SamplingFields:
     stop_words = _bounded_words("stop_words", found.pop("stop_words", ()), MAX_STOP_WORDS)
     bad_words = _bounded_words("bad_words", found.pop("bad_words", ()), MAX_BAD_WORDS)
@@ -315,7 +329,10 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     stop_token_ids = (*stop_token_ids, *(word[0] for word in stop_ids if len(word) == 1))
     longer = tuple(word for word in stop_ids if len(word) > 1)
     bias, allowed = found.pop("logit_bias", ()), tuple(dict.fromkeys(found.pop("allowed_token_ids", ())))
-    return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, bias, allowed, end_id)
+    guide = found.pop("guide", None)
+    if guide is not None and allowed:
+        raise InvalidRequest("allowed_token_ids", list(allowed), f"nothing beside {guide.field}")
+    return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, bias, allowed, end_id, guide)
 
 
 def _bounded_words(name: str, words: tuple[str, ...], limit: int) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ...contracts.fields import (
     MOST_LOGIT_BIAS,
 )
 from .dialects import PROMPTS
+from .guides import GUIDE, GUIDE_TYPE, GUIDE_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ WORD_INPUTS = (
     _one(
         "end_id", "INT32", "the model's", "an id; -1 or beyond the vocabulary: none", "replaces the model's end tokens"
     ),
+    _one(GUIDE_TYPE, "BYTES", "", ", ".join(GUIDE_TYPES), "what kind of structure the answer must have"),
+    _one(GUIDE, "BYTES", "", "its schema, expression, grammar or tags; nothing with json", "and which"),
 )
 
 OUTPUT_INPUTS = (
@@ -134,8 +137,6 @@ REFUSED_INPUTS = (
     _one("lora_task_id", "UINT64", "", "nothing", _NO_LORA),
     PublicTensor("lora_weights", "FP16", (-1, -1), "", "nothing", _NO_LORA),
     PublicTensor("lora_config", "INT32", (-1, 3), "", "nothing", _NO_LORA),
-    _one("guided_decoding_guide_type", "BYTES", "", "nothing", "no structured output"),
-    _one("guided_decoding_guide", "BYTES", "", "nothing", "no structured output"),
     _many("image", "BYTES", "", "nothing", _TEXT_ONLY),
     _one("image_url_input", "BYTES", "", "nothing", _TEXT_ONLY),
     PublicTensor("image_input", "FP16", (-1, 3, -1, -1), "", "nothing", _TEXT_ONLY),
@@ -341,6 +342,9 @@ IGNORED_PARAMETERS = frozenset({"accumulate_tokens", "Streaming"})
 
 # Of the launcher's own request to drain; not public.
 DRAIN_KEY, DRAIN_TIMEOUT_MS = "drain_key", "drain_timeout_ms"
+
+# From the scheduler to the tokenizer: a grammar to be tried, [field, grammar] as JSON; not public.
+GRAMMAR = "grammar"
 
 # Tensors between tokenizer and scheduler, beside the public ones.
 TOKENIZED_NS = PublicTensor("tokenized_ns", "INT64", (5,), "", "", "text came, ids were ready, a number, the seal")

@@ -1,0 +1,168 @@
+"""Grammars are tried where they can do no harm: whatever a client sends, the answer comes and others are served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tritandem.contracts.errors import EngineFailed, InvalidRequest
+from tritandem.contracts.grammars import Grammar, Kind
+from tritandem.grammar.trials import Trials
+
+from .spelled import END, ROWS, byte_tokenizer
+
+WAIT_S = 60.0  # only bounds what hangs
+
+
+def chain(length: int) -> str:
+    rules = "\n".join(f'r{at}: "a{at}" r{at + 1} | r{at + 1}' for at in range(length))
+    return f'start: r0\n{rules}\nr{length}: "x"'
+
+
+def properties(count: int, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"property_{at}": {"type": "string"} for at in range(count)}, **more}
+
+
+def nested(levels: int) -> str:
+    return '{"type":"object","properties":{"a":' * levels + '{"type":"integer"}' + "}}" * levels
+
+
+DEFINITIONS = {f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 3} for at in range(40)} | {
+    "d40": {"type": "null"}
+}
+HOSTILE: dict[str, tuple[Kind, Any]] = {
+    "an expression that grows exponentially": (Kind.REGEX, "(a|aa)*b{1,200}(a|b){200}"),
+    "repetition inside repetition": (Kind.REGEX, "((a{1,1000}){1,1000}){1,1000}"),
+    "brackets inside brackets": (Kind.REGEX, "(" * 5000 + "a" + ")" * 5000),
+    "expressions that must all hold": (
+        Kind.JSON_SCHEMA,
+        {"allOf": [{"type": "string", "pattern": f".*a.{{{at}}}"} for at in range(5, 30)]},
+    ),
+    "rules that lead to rules": (Kind.GRAMMAR, chain(20_000)),
+    "rules that lead to themselves": (Kind.GRAMMAR, 'start: a\na: a a | "x" | ""'),
+    "levels of a schema": (Kind.JSON_SCHEMA, nested(1000)),
+    "levels of JSON": (Kind.JSON_SCHEMA, "[" * 100_000),
+    "a megabyte of schema": (Kind.JSON_SCHEMA, properties(25_000)),
+    "more than a megabyte": (Kind.JSON_SCHEMA, properties(50_000)),
+    "10,000 properties": (Kind.JSON_SCHEMA, properties(10_000)),
+    "100,000 choices": (Kind.CHOICE, [f"choice {at}" for at in range(50_000)]),
+    "a huge enum": (Kind.JSON_SCHEMA, {"enum": [f"value {at}" for at in range(50_000)]}),
+    "a remote reference": (Kind.JSON_SCHEMA, {"$ref": "https://example.com/schema.json"}),
+    "a reference to a file": (Kind.JSON_SCHEMA, {"$ref": "file:///etc/passwd"}),
+    "a reference to nothing": (Kind.JSON_SCHEMA, {"$ref": "#/$defs/x"}),
+    "a reference to itself": (Kind.JSON_SCHEMA, {"allOf": [{"$ref": "#"}]}),
+    "references that multiply": (Kind.JSON_SCHEMA, {"$defs": DEFINITIONS, "$ref": "#/$defs/d0"}),
+    "alternatives that multiply": (
+        Kind.JSON_SCHEMA,
+        {"allOf": [{"anyOf": [properties(1, required=[f"p{at}_{one}"]) for one in range(4)]} for at in range(20)]},
+    ),
+    "numbers that few divide": (Kind.JSON_SCHEMA, {"type": "integer", "multipleOf": 987654321}),
+    "long texts": (Kind.JSON_SCHEMA, {"type": "string", "minLength": 10**9, "maxLength": 2 * 10**9}),
+    "long lists": (Kind.JSON_SCHEMA, {"type": "array", "minItems": 10**9}),
+}
+REFUSED = {
+    "brackets inside brackets": "allowed",
+    "expressions that must all hold": "1 s and 512 MiB",
+    "rules that lead to rules": "1 s and 512 MiB",
+    "levels of a schema": "recursion",
+    "levels of JSON": "malformed JSON",
+    "more than a megabyte": "at most 1048576 bytes",
+    "10,000 properties": "1 s and 512 MiB|too hard",
+    "a remote reference": "example.com",
+    "a reference to a file": "file:///etc/passwd",
+    "a reference to nothing": "/\\$defs/x",
+    "numbers that few divide": "fuel",
+}
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[Trials]:
+    made = Trials(byte_tokenizer(), ROWS, [END])
+    made.start()
+    yield made
+    made.close()
+
+
+def refusal(trials: Trials, kind: Kind, text: Any, field: str = "here") -> BaseException | None:
+    made = text if isinstance(text, str) else json.dumps(text)
+    return trials.check(Grammar(kind, made), field).exception(WAIT_S)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_answered_by_name_or_served(trials: Trials, name: str) -> None:
+    error = refusal(trials, *HOSTILE[name])
+    if name in REFUSED or error is not None:
+        assert isinstance(error, InvalidRequest)
+        assert error.field_name == "here"
+        assert len(str(error)) < 1000
+    if name in REFUSED:
+        assert re.search(REFUSED[name], str(error))
+    assert refusal(trials, Kind.CHOICE, [name]) is None  # others are served
+
+
+def test_others_do_not_wait_for_a_hostile_grammar(trials: Trials) -> None:
+    kind, schema = HOSTILE["expressions that must all hold"]
+    hostile = trials.check(Grammar(kind, json.dumps({**schema, "title": "once more"})), "here")
+    for at in range(5):
+        assert refusal(trials, Kind.CHOICE, [f"beside it {at}"]) is None
+    assert not hostile.done()
+    assert isinstance(hostile.exception(WAIT_S), InvalidRequest)
+
+
+def test_what_is_known_is_not_tried_again(trials: Trials) -> None:
+    good, bad = Grammar(Kind.CHOICE, '["known"]'), Grammar(Kind.REGEX, "(")
+    assert trials.check(good, "here").exception(WAIT_S) is None
+    assert trials.check(good, "here").done()
+    first = trials.check(bad, "here")
+    assert isinstance(first.exception(WAIT_S), InvalidRequest)
+    assert trials.check(bad, "here") is first
+    there = trials.check(bad, "there").exception(WAIT_S)
+    assert isinstance(there, InvalidRequest)
+    assert there.field_name == "there"
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    trials = Trials(byte_tokenizer(), ROWS, [END], remembered=2)
+    one, two, three = (Grammar(Kind.CHOICE, json.dumps([word])) for word in ("one", "two", "three"))
+    for grammar in (one, two, one, three):
+        assert trials.check(grammar, "here").exception(WAIT_S) is None
+    assert trials.check(one, "here").done()
+    assert not trials.check(two, "here").done()
+    trials.close()
+
+
+def test_a_process_that_has_ended_is_replaced_and_what_it_was_asked_fails() -> None:
+    trials = Trials(byte_tokenizer(), ROWS, [END])
+    assert refusal(trials, Kind.CHOICE, ["before"]) is None
+    process = trials._process
+    assert process is not None
+    kind, schema = HOSTILE["expressions that must all hold"]
+    lost = trials.check(Grammar(kind, json.dumps(schema)), "here")
+    process.kill()
+    assert isinstance(lost.exception(WAIT_S), EngineFailed)
+    assert refusal(trials, Kind.CHOICE, ["after"]) is None
+    trials.close()
+
+
+def test_after_close_nothing_is_left_and_nothing_starts() -> None:
+    trials = Trials(byte_tokenizer(), ROWS, [END])
+    assert refusal(trials, Kind.CHOICE, ["a"]) is None
+    process = trials._process
+    trials.close()
+    assert process is not None
+    assert process.poll() is not None
+    assert isinstance(refusal(trials, Kind.CHOICE, ["b"]), EngineFailed)
+
+
+def test_the_process_ends_with_who_asks() -> None:
+    trials = Trials(byte_tokenizer(), ROWS, [END])
+    assert refusal(trials, Kind.CHOICE, ["a"]) is None
+    process = trials._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(WAIT_S) == 0
+    trials.close()
