@@ -12,8 +12,9 @@ from typing import Any, TypedDict
 
 from ..contracts.errors import InvalidRequest
 from ..triton_io.request import client_json
+from ..triton_io.request.guides import Guide
 from .errors import ApiError, invalid, not_honoured
-from .fields import CHAT, MAX_CHOICES, read_fields, sampling_options
+from .fields import CHAT, MAX_CHOICES, REQUIRED, Named, read_fields, sampling_options
 
 MAX_BODY_BYTES = 32 << 20
 MAX_DEPTH = 64  # of brackets: more than any request needs, and far from what Python's parser takes
@@ -49,6 +50,8 @@ class Ask:
     tools: tuple[str, ...]  # names of functions that the model may call
     parallel_calls: bool
     names: dict[str, str]  # what the client called fields that have two names
+    guide: Guide | None  # what the answer must be
+    must_call: tuple[str, ...]  # functions of which one must be called; (): none must
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -95,6 +98,7 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
     names["logprobs"] = "top_logprobs" if door == CHAT else "logprobs"
     questions = _questions(door, values)
     answered = _ask_for_prompt(values, options, logprobs)
+    choice = values.get("tool_choice", "auto")
     n = values.get("n", 1)
     made = _answers(values, options, n)
     if made > 1:
@@ -115,9 +119,11 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
         scored_prompt="prompt_logprobs" in values,
         user=values.get("user"),
         unknown=unknown,
-        tools=_tools(values, options),
-        parallel_calls=values.get("parallel_tool_calls", True),
+        tools=(tools := _tools(values, options)),
+        parallel_calls=values.get("parallel_tool_calls", True) and not isinstance(choice, Named),
         names=names,
+        guide=_guide(values),
+        must_call=_must_call(choice, tools),
     )
 
 
@@ -126,6 +132,27 @@ def _tools(values: Mapping[str, Any], options: dict[str, Any]) -> tuple[str, ...
     if values.get("tool_choice") == "none" or not options.get("tools"):
         options.pop("tools", None)
     return tuple(tool["function"]["name"] for tool in options.get("tools", ()))
+
+
+def _guide(values: Mapping[str, Any]) -> Guide | None:
+    """The one structure of the answer's text, whatever it is called. Raises ApiError."""
+    given = [guide for guide in values.values() if isinstance(guide, Guide)]
+    for guide in given[1:]:
+        if guide.grammar != given[0].grammar:
+            raise invalid(guide.field, f"a structure beside {given[0].field}", "one structure")
+    return given[0] if given else None
+
+
+def _must_call(choice: str | Named, tools: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(choice, Named):
+        if choice.name not in tools:
+            raise invalid("tool_choice", choice.name, f"one of tools: {', '.join(tools) or 'there are none'}")
+        return (choice.name,)
+    if choice != REQUIRED:
+        return ()
+    if not tools:
+        raise invalid("tool_choice", choice, "auto or none without tools")
+    return tools
 
 
 def _one_budget(values: Mapping[str, Any], options: dict[str, Any], names: dict[str, str]) -> None:

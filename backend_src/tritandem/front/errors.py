@@ -114,7 +114,7 @@ def unavailable(message: str) -> ApiError:
 def from_client(error: TritandemClientError, names: Mapping[str, str]) -> ApiError:
     """What the server said, in this API's terms. `names`: which of two names of a field this request used."""
     if isinstance(error, InvalidRequest):
-        param = names.get(error.field) or _NAMES.get(error.field, error.field)
+        param = _renamed(error.field, {**_NAMES, **names})
         too_long = "(context " in str(error)
         message = str(error).replace(f"{error.field}: ", f"{param}: ", 1)
         return ApiError(400, message, param=param, code="context_length_exceeded" if too_long else "invalid_value")
@@ -130,6 +130,16 @@ def from_client(error: TritandemClientError, names: Mapping[str, str]) -> ApiErr
     if isinstance(error, (ConnectionFailed, ServerNotReady)):
         return unavailable("the model is not ready, or its server is being restarted")
     return ApiError(500, str(error), "server_error", outcome=Outcome.FAILED)
+
+
+def _renamed(field: str, names: Mapping[str, str]) -> str:
+    """Or what stands above it; a path inside tools that are called is not one that the client wrote."""
+    for name, new in names.items():
+        if field == name:
+            return new
+        if field.startswith((f"{name}.", f"{name}[")):
+            return new if new == "tools" else new + field[len(name) :]
+    return field
 
 
 def _retry(seconds: float) -> dict[str, str]:

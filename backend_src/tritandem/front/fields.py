@@ -6,13 +6,16 @@ the values that change nothing. What stands in no table is named to the client a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..contracts.errors import InvalidRequest
 from ..contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, MOST_LOGIT_BIAS
+from ..contracts.grammars import Grammar, Kind
 from ..triton_io.request.chat_messages import MAX_TOOLS, check_tool
+from ..triton_io.request.guides import GUIDED, Guide, read_guide
 from .errors import ApiError, invalid, not_honoured
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -20,7 +23,15 @@ BOTH = (CHAT, COMPLETIONS)
 MAX_CHOICES = 128
 _INT32_MAX = 2**31 - 1
 
+REQUIRED = "required"
+
 Reader = Callable[[str, Any], Any]
+
+
+class Named(NamedTuple):
+    """The function that must be called."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +133,47 @@ def tools(name: str, value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def tool_choice(name: str, value: Any) -> str:
-    if value not in ("auto", "none"):
-        allowed = '"auto" or "none": a call cannot be enforced, as structured output is not offered'
+def tool_choice(name: str, value: Any) -> str | Named:
+    if value in ("auto", "none", REQUIRED):
+        chosen: str = value
+        return chosen
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        allowed = 'auto, none, required, or an object such as {"type": "function", "function": {"name": "f"}}'
         raise not_honoured(name, value, allowed)
-    chosen: str = value
-    return chosen
+    return Named(function["name"])
+
+
+def response_format(name: str, value: Any) -> Guide | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guide(name, Grammar(Kind.JSON_OBJECT))
+    if kind == "structural_tag":
+        return guide(f"{name}.structural_tag", value, Kind.STRUCTURAL_TAG)
+    if kind != "json_schema":
+        raise invalid(f"{name}.type", kind, "text, json_object, json_schema, structural_tag")
+    inner, field = value.get("json_schema"), f"{name}.json_schema"
+    if not isinstance(inner, dict):
+        raise invalid(field, inner, "an object with name, schema and strict")
+    if inner.get("strict") is not None:
+        flag(f"{field}.strict", inner["strict"])  # either way: an answer that keeps to it is never wrong
+    if not isinstance(inner.get("schema"), dict):
+        raise invalid(f"{field}.schema", inner.get("schema"), "a JSON schema, an object")
+    return guide(f"{field}.schema", inner["schema"], Kind.JSON_SCHEMA)
+
+
+def guide(field: str, value: Any, kind: Kind) -> Guide:
+    return Guide(field, Grammar(kind, json.dumps(value, separators=(",", ":"))))
+
+
+def structure(name: str, value: Any) -> Guide | None:
+    """As `sampling_parameters` has them."""
+    try:
+        return read_guide(name, value)
+    except InvalidRequest as error:
+        raise ApiError(400, str(error), param=error.field_name, code="invalid_value") from None
 
 
 def prompts(name: str, value: Any) -> list[str] | list[list[int]]:
@@ -166,7 +212,10 @@ FIELDS: tuple[Field, ...] = (
     Field("messages", _MESSAGES, "", "the conversation; the model's chat template renders it", messages, (CHAT,)),
     Field("tools", _MESSAGES, "none", "functions that the model may call; its template shows them", tools, (CHAT,),
           "tools"),
-    Field("tool_choice", _TEXT, "auto", "`auto`, or `none`: the model is shown no tools", tool_choice, (CHAT,)),
+    Field("tool_choice", {"oneOf": [_TEXT, {"type": "object"}]}, "auto",
+          "`auto`; `none`: the model is shown no tools; `required`, or `{type: function, function: {name}}`: the "
+          "answer is a call, and its arguments keep to the function's schema, as those of `strict` ones with `auto`",
+          tool_choice, (CHAT,)),
     Field("parallel_tool_calls", _FLAG, "true", "false: further calls than the first are left out", flag, (CHAT,)),
     Field("prompt", _ONE_OF_PROMPTS, "", "text or token ids, one or several", prompts, (COMPLETIONS,)),
     _sampling(
@@ -196,6 +245,15 @@ FIELDS: tuple[Field, ...] = (
               f"{MOST_LOGIT_BIAS:g}]; `logprobs` are the model's own", biases),
     _sampling("allowed_token_ids", _IDS, "all",
               f"no other token is chosen, at most {MAX_ALLOWED_TOKEN_IDS}; end tokens only if among them", ids),
+    Field("response_format", {"type": "object"}, "text",
+          "`text`, `json_object`, `json_schema`, `structural_tag`: see [structured output](structured-output.md)",
+          response_format),
+    Field("structured_outputs", {"type": "object"}, "none",
+          "one of `json`, `json_object`, `regex`, `choice`, `grammar`, `structural_tag`", structure),
+    *(
+        Field(name, {}, "none", f"older name of `structured_outputs: {{{key}}}`", structure)
+        for name, key in GUIDED.items()
+    ),
     Field("n", _INTEGER, "1",
           f"choices for each prompt, which is computed once; {MAX_CHOICES} at most over all prompts, and no more than "
           "the engines take at once", whole(1, MAX_CHOICES)),
@@ -226,7 +284,6 @@ NEUTRAL: tuple[Neutral, ...] = (
     Neutral("tool_choice", ("none", "auto"), "of completions: there are no tools"),
     Neutral("functions", ([],), _ABSENT),
     Neutral("function_call", ("none", "auto"), "there are no functions"),
-    Neutral("response_format", ({"type": "text"},), "structured output is not offered"),
     Neutral("modalities", (["text"],), "text only"),
     Neutral("audio", (), _ABSENT),
     Neutral("web_search_options", (), _ABSENT),
@@ -235,11 +292,6 @@ NEUTRAL: tuple[Neutral, ...] = (
     Neutral("suffix", ("",), _ABSENT),
     Neutral("use_beam_search", (False,), _ABSENT),
     Neutral("length_penalty", (1, 1.0), "belongs to beam search"),
-    Neutral("guided_json", (), _ABSENT),
-    Neutral("guided_regex", (), _ABSENT),
-    Neutral("guided_choice", (), _ABSENT),
-    Neutral("guided_grammar", (), _ABSENT),
-    Neutral("structured_outputs", (), _ABSENT),
     Neutral("chat_template", (), "the model's own is used"),
     Neutral("chat_template_kwargs", ({},), _ABSENT),
     Neutral("add_generation_prompt", (True,), "an answer is always asked for"),

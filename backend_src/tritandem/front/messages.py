@@ -18,13 +18,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "container": (),
     "context_management": (),
-    "output_format": (),
-    "output_config": ({},),
     "n": (1,),
     "logprobs": (False,),
 }
 RENAMED = {"stop_sequences": "stop"}
 _PARAMS = {"stop": "stop_sequences"}
+_FORMAT = "response_format.json_schema"
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "not_found_error"}
 _KINDS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
 
@@ -37,6 +36,7 @@ class Messages:
         if "max_tokens" not in chat:
             raise invalid("max_tokens", "nothing", "it must be given", "missing_required_parameter")
         refuse(chat, NEUTRAL)
+        _format(chat)
         messages = _messages(chat.get("messages"))
         if system := chat.pop("system", None):
             messages.insert(0, {"role": "system", "content": _texts("system", system)})
@@ -47,7 +47,12 @@ class Messages:
         return {**chat, "messages": messages}
 
     def param(self, name: str) -> str:
-        return _PARAMS.get(name, name).replace("].function", "]").replace("].parameters", "].input_schema")
+        return (
+            _PARAMS.get(name, name)
+            .replace(_FORMAT, "output_format")
+            .replace("].function", "]")
+            .replace("].parameters", "].input_schema")
+        )
 
     def narrator(self, document: dict[str, Any], ask: Ask, request_id: str, model: str, now_s: int) -> Narrator:
         return MessagesNarrator(request_id, model)
@@ -60,6 +65,19 @@ class Messages:
         return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
 
 
+def _format(chat: dict[str, Any]) -> None:
+    """The format of the answer as a chat has it: of the older field, or of the newer, which could hold more."""
+    config, older = chat.pop("output_config", {}), chat.pop("output_format", None)
+    if not isinstance(config, dict) or not config.keys() <= {"format"}:
+        raise not_honoured("output_config", config, "an object with format")
+    field, given = ("output_format", older) if older is not None else ("output_config.format", config.get("format"))
+    if given is None:
+        return
+    if not isinstance(given, dict) or given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
+        raise not_honoured(field, given, "an object {type: json_schema, schema}")
+    chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
+
+
 def _choose_tools(chat: dict[str, Any]) -> None:
     """Tools and the choice among them as a chat has them."""
     if isinstance(tools := chat.get("tools"), list):
@@ -67,9 +85,12 @@ def _choose_tools(chat: dict[str, Any]) -> None:
     choice = chat.pop("tool_choice", None)
     if choice is None:
         return
-    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "none"):
-        raise not_honoured("tool_choice", choice, "an object of type auto or none: a call cannot be enforced")
-    chat["tool_choice"] = choice["type"]
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in ("auto", "none", "any", "tool"):
+        raise not_honoured("tool_choice", choice, "an object of type auto, none, any or tool")
+    chat["tool_choice"] = {"any": "required"}.get(kind, kind)
+    if kind == "tool":
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
 
@@ -78,6 +99,8 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
         raise not_honoured(field, tool, "an object with name, description and input_schema")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}

@@ -39,7 +39,9 @@ class Responses:
     def to_chat(self, document: dict[str, Any]) -> dict[str, Any]:
         chat = {RENAMED.get(name, name): value for name, value in document.items() if value is not None}
         refuse(chat, NEUTRAL)
-        _refuse_beside(chat.pop("text", {}), "text", "format", {"type": "text"})
+        _format(chat)
+        if isinstance(chosen := chat.get("tool_choice"), dict) and chosen.get("type") == "function":
+            chat["tool_choice"] = {"type": "function", "function": {"name": chosen.get("name")}}
         _refuse_beside(chat.pop("reasoning", {}), "reasoning", "summary", "auto")
         for name in WITHOUT_EFFECT:
             chat.pop(name, None)
@@ -53,6 +55,8 @@ class Responses:
         return {**chat, "messages": messages}
 
     def param(self, name: str) -> str:
+        if name.startswith("response_format"):
+            return name.replace("response_format", "text.format").replace(".json_schema", "")
         head = name.partition("[")[0].partition(".")[0]
         return _PARAMS.get(head, name).replace("].function", "]")
 
@@ -64,6 +68,18 @@ class Responses:
 
     def error_event(self, error: ApiError, request_id: str) -> Event:
         return {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+
+
+def _format(chat: dict[str, Any]) -> None:
+    """The format of the text as a chat has it: a schema stands one level higher here."""
+    text = chat.pop("text", {})
+    given = text.pop("format", None) if isinstance(text, dict) else None
+    _refuse_beside(text, "text", "verbosity", "medium")
+    if given is None:
+        return
+    if isinstance(given, dict) and given.get("type") == "json_schema":
+        given = {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
+    chat["response_format"] = given
 
 
 def _refuse_beside(value: Any, name: str, key: str, neutral: Any) -> None:
@@ -160,7 +176,7 @@ class ResponsesNarrator:
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (asked.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": asked.get("tool_choice") or "auto",
             "tools": asked.get("tools") or [],
             "truncation": "disabled",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import deepseek, harmony, hermes, llama_json, mistral, think
 from .call_json import Known
+from .structure import Calls, Part
 from .text import Reading, Text
 
 AUTO, NONE = "auto", "none"
@@ -19,6 +21,13 @@ TOOLS: Mapping[str, Callable[[Text, Known], Reading[None]]] = {
     "mistral": mistral.mistral,
     "deepseek": deepseek.deepseek,
     HARMONY: harmony.harmony,
+}
+STRUCTURES: Mapping[str, Callable[[Calls, bool, Part | None], Part]] = {
+    "hermes": hermes.structure,
+    "llama3-json": llama_json.structure,
+    "mistral": mistral.structure,
+    "deepseek": deepseek.structure,
+    HARMONY: harmony.structure,
 }
 REASONING = (THINK, THINK_OPEN, HARMONY)  # open: the prompt ends inside the thought
 TOOL_WORDS, REASONING_WORDS = (AUTO, NONE, *TOOLS), (AUTO, NONE, *REASONING)
@@ -39,7 +48,7 @@ class Formats:
 
     def grammar(self, known: Known, tools: bool) -> Callable[[Text], Reading[None]] | None:
         """How an answer is read; None: as it stands. `known`: names of the request's functions; `tools`: it has any."""
-        if HARMONY in (self.tools, self.reasoning):
+        if self.harmony:
             return lambda text: harmony.harmony(text, known)
         spoken = TOOLS[self.tools] if tools and self.tools != NONE else None
         if spoken is None and self.reasoning == NONE:
@@ -51,6 +60,21 @@ class Formats:
         if self.reasoning == NONE:
             return answer
         return lambda text: think.think(text, self.reasoning == THINK_OPEN, answer)
+
+    @property
+    def thinks(self) -> dict[str, Any] | None:
+        """How thoughts stand before a structure, in the scheduler's words; harmony's are part of the structure."""
+        if self.reasoning not in (THINK, THINK_OPEN):
+            return None
+        return {"begin": think.BEGIN, "end": think.END, "open": self.reasoning == THINK_OPEN}
+
+    def structure(self, calls: Calls, several: bool, other: Part | None) -> Part:
+        """Of an answer that calls functions, or is `other`. None: it must call; `structure.ANY_TEXT`: it may."""
+        return STRUCTURES[HARMONY if self.harmony else self.tools](calls, several, other)
+
+    @property
+    def harmony(self) -> bool:
+        return HARMONY in (self.tools, self.reasoning)
 
 
 AS_IT_STANDS = Formats()

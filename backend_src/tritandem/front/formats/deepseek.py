@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .call_json import Known
+from .structure import ANY_TEXT, Calls, Part, either, in_text, schema, tag, tags
 from .text import Reading, Text, drop
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -28,3 +29,16 @@ def deepseek(text: Text, known: Known) -> Reading[None]:
             yield from text.until((CALL_END, CALLS_END), drop)
         else:
             text.arguments("{}")
+
+
+def structure(calls: Calls, several: bool, other: Part | None) -> Part:
+    """Both of its forms."""
+    fenced = [
+        tag(f"{CALL}function{SEPARATOR}{name}\n```json\n", schema(one), f"\n```{CALL_END}")
+        for name, one in calls.items()
+    ]
+    bare = [tag(f"{CALL}{name}{SEPARATOR}", schema(one), CALL_END) for name, one in calls.items()]
+    must = tag(CALLS, either(tags(fenced, "\n", several), tags(bare, "", several)), CALLS_END)
+    if other is ANY_TEXT:
+        return in_text(CALLS, [must], False)
+    return must if other is None else either(must, other)

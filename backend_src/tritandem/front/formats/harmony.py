@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from .call_json import Known
+from .structure import ANY_TEXT, Calls, Part, either, schema, sequence, tag, text
 from .text import Pass, Reading, Text
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -33,3 +34,14 @@ def _meaning(text: Text, head: str) -> Pass:
         text.call(recipient[1].removeprefix("functions."))
         return text.arguments
     return text.think if "analysis" in head else text.say
+
+
+def structure(calls: Calls, several: bool, other: Part | None) -> Part:
+    """One call, or `other` as the last message; thoughts may come before. The end token follows by itself."""
+    called = [
+        tag(f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}", schema(one), "")
+        for name, one in calls.items()
+    ]
+    said = [] if other is None else [tag(f"{CHANNEL}final{MESSAGE}", other, "")]
+    thought = tag(f"{CHANNEL}analysis{MESSAGE}", ANY_TEXT, f"<|end|>{START}assistant")
+    return sequence(either(thought, text("")), either(*called, *said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .call_json import Known, read_calls
+from .structure import ANY_TEXT, Calls, Part, either, in_text, json_calls, tags
 from .text import Reading, Text, drop
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -15,3 +16,11 @@ def hermes(text: Text, known: Known) -> Reading[None]:
             continue
         yield from text.blank(drop)
         yield from text.literal(END)
+
+
+def structure(calls: Calls, several: bool, other: Part | None) -> Part:
+    made = json_calls(calls, "arguments", f"{BEGIN}\n", f"\n{END}")
+    if other is ANY_TEXT:
+        return in_text(BEGIN, made, several)
+    must = tags(made, "\n", several)
+    return must if other is None else either(must, other)

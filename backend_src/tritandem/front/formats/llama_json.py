@@ -5,7 +5,10 @@ An object that names no function of the request is an answer in JSON.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .call_json import Known, read_call
+from .structure import ANY_TEXT, Calls, Part, either, json_calls, schema, tags
 from .text import Reading, Text, drop
 
 TAG = "<|python_tag|>"
@@ -27,3 +30,27 @@ def llama_json(text: Text, known: Known) -> Reading[None]:
         yield from text.literal(";", ",")
     text.say("".join(before))
     yield from text.rest(text.say)
+
+
+def structure(calls: Calls, several: bool, other: Part | None) -> Part:
+    """What begins with a bracket is a call, unless the answer has a structure of its own."""
+    must = tags(json_calls(calls, "parameters"), "; ", several)
+    if other is None:
+        return must
+    if other is ANY_TEXT:
+        return either(must, {"type": "regex", "pattern": r"(?s:[^{\s].*)"})
+    return either(*(schema(_whole(name, one)) for name, one in calls.items()), other)
+
+
+def _whole(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A call as a schema, so that it may stand beside others: texts that begin alike cannot. References lead to
+    definitions, which stay at the top."""
+    parameters = dict(parameters)
+    definitions = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    return {
+        **definitions,
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }

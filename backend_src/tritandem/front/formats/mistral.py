@@ -7,6 +7,7 @@ names a function of the request.
 from __future__ import annotations
 
 from .call_json import Known, read_calls
+from .structure import ANY_TEXT, Calls, Part, either, in_text, json_calls, schema, tag, tags
 from .text import Reading, Text
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -59,3 +60,14 @@ def _marked(text: Text) -> Reading[None]:
         text.put_back("{")
     text.call(name)
     yield from text.value(text.arguments)
+
+
+def structure(calls: Calls, several: bool, other: Part | None) -> Part:
+    """All of its forms: which one the model was taught it knows best."""
+    listed = tags(json_calls(calls, "arguments"), ", ", several)
+    older = [tag(f"{MARK}{space}[", listed, "]") for space in ("", " ")]
+    newer = [tag(f"{MARK}{name}{mark}", schema(one), "") for name, one in calls.items() for mark in (ARGS, "")]
+    if other is ANY_TEXT:
+        return in_text(MARK, [*older, *newer], several)
+    must = either(*older, tags(newer, "", several))
+    return must if other is None else either(must, other)
