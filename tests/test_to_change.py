@@ -137,6 +137,7 @@ REGISTERED = {
     "a format of weights": ("engine/model/linear/", "engine/model/linear/registry.py"),
     "a field of the OpenAI API": ("front/fields.py",),
     "an endpoint of it": ("front/chat.py",),
+    "a kind of grammar": ("contracts/grammars.py", "grammar/source.py", "triton_io/request/guides.py"),
     "a name, tensors or defaults for clients of another server": (
         "tools/repository.py",
         "triton_io/request/dialects.py",

@@ -46,7 +46,7 @@ def _whole(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """A call as a schema, so that it may stand beside others: texts that begin alike cannot. References lead to
     definitions, which stay at the top."""
     parameters = dict(parameters)
-    definitions = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    definitions: dict[str, Any] = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
     return {
         **definitions,
         "type": "object",
