@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -246,6 +248,44 @@ def test_a_chat_with_tools_and_their_results_is_answered(api: Any) -> None:
     assert (whole.message.role, whole.finish_reason) in [("assistant", "stop"), ("assistant", "length")]
     chunks = list(api.chat.completions.create(stream=True, **asked))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == (whole.message.content or "")
+
+
+POINT: Any = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}, "of": {"enum": ["a", "b"]}},
+    "required": ["x", "of"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_keeps_to_its_schema_and_a_cut_one_says_so(api: Any) -> None:
+    kept: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+    asked: Any = {"model": "tiny", "messages": QUESTION, "response_format": kept}
+    for choice in api.chat.completions.create(**asked, temperature=1, n=4, seed=1, max_tokens=100).choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), POINT)
+    assert api.chat.completions.create(**asked, max_tokens=2).choices[0].finish_reason == "length"
+    said = api.responses.create(
+        model="tiny", input=QUESTION, text={"format": {**kept["json_schema"], "type": "json_schema"}}
+    )
+    jsonschema.validate(json.loads(said.output_text), POINT)
+    refused: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}}}
+    with pytest.raises(openai.BadRequestError, match="not") as caught:
+        api.chat.completions.create(**{**asked, "response_format": refused})
+    assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_a_call_that_must_be_is_one_and_its_arguments_are_valid(api: Any) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": POINT, "strict": True}} for name in ("f", "g")
+    ]
+    asked: Any = {"model": "tiny", "messages": QUESTION, "tools": tools, "max_tokens": 200, "temperature": 1, "seed": 3}
+    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+        whole = api.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        [call] = whole.message.tool_calls
+        assert whole.finish_reason == "tool_calls"
+        assert call.function.name in (("f", "g") if choice == "required" else ("g",))
+        jsonschema.validate(json.loads(call.function.arguments), POINT)
 
 
 def test_responses_are_the_same_whole_and_streamed(api: Any) -> None:

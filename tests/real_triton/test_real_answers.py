@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from tritandem.server import TritonServer
 from tritandem.triton_io.request import schema
 from tritandem_client import Client
+from tritonclient.utils import InferenceServerException
 
 from tests.real_triton.raw_client import RawClient, in_background, number, text
 
@@ -196,3 +199,65 @@ def test_every_public_tensor_is_reported_by_the_server(server: TritonServer) -> 
         assert {t.name for t in schema.INPUTS} <= {t["name"] for t in metadata["inputs"]}
         more = schema.FACADE_OUTPUTS if model == "scheduler" else ()
         assert {t.name for t in (*schema.OUTPUTS, *more)} == {t["name"] for t in metadata["outputs"]}
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "height": {"type": "number", "minimum": 0, "maximum": 3},
+    },
+    "required": ["name", "born", "tags"],
+    "additionalProperties": False,
+}
+
+
+@MODELS
+def test_a_structured_answer_is_valid_by_construction(client: RawClient, model: str) -> None:
+    """Drawn at temperature 1, in the words of vLLM and of TensorRT-LLM."""
+    vllm = {"sampling_parameters": text(json.dumps({"structured_outputs": {"json": PERSON}}))}
+    trtllm = {
+        "guided_decoding_guide_type": text("json_schema"),
+        "guided_decoding_guide": text(json.dumps(PERSON)),
+    }
+    for seed, guide in enumerate((vllm, trtllm) * 3):
+        arrays = {
+            "text_input": text("A person as JSON:"),
+            "max_tokens": number(200, np.int32),
+            "temperature": number(1.0, np.float32),
+            "seed": number(seed, np.uint64),
+            "stream": number(True, np.bool_),
+            **guide,
+        }
+        results = client.results(model, arrays)
+        assert results[-1].as_numpy("finish_reason")[0] == b"stop"
+        made = json.loads("".join(result.as_numpy("text_output")[0].decode() for result in results))
+        jsonschema.validate(made, PERSON, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize(
+    ("guide", "good"),
+    [
+        ({"regex": "[a-c]{3}-[0-9]{4}"}, re.compile("[a-c]{3}-[0-9]{4}")),
+        ({"choice": ["größer", "gleich", "kleiner"]}, re.compile("größer|gleich|kleiner")),
+        ({"grammar": 'start: "(" start ")" | /[xy]/'}, re.compile(r"\(*[xy]\)*")),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_expressions_choices_and_grammars_hold(client: RawClient, guide: dict[str, Any], good: re.Pattern[str]) -> None:
+    said = text(json.dumps({"structured_outputs": guide, "temperature": 1, "seed": 5, "max_tokens": 60}))
+    [result] = client.results("scheduler", {"text_input": text("Say:"), "sampling_parameters": said})
+    answer = result.as_numpy("text_output")[0].decode().removeprefix("Say:")
+    if result.as_numpy("finish_reason")[0] == b"stop":
+        assert good.fullmatch(answer)
+
+
+def test_a_structured_answer_that_was_cut_says_so_and_a_bad_grammar_is_refused_by_name(client: RawClient) -> None:
+    arrays = {"text_input": text("A person:"), "max_tokens": number(5, np.int32)}
+    said = {"sampling_parameters": text(json.dumps({"guided_json": PERSON}))}
+    [result] = client.results("scheduler", arrays | said)
+    assert result.as_numpy("finish_reason")[0] == b"length"
+    with pytest.raises(InferenceServerException, match=r"guided_regex: given '\('"):
+        client.results("scheduler", arrays | {"sampling_parameters": text('{"guided_regex": "("}')})
