@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -35,10 +36,15 @@ FREED_WITHIN_S = 0.5  # of 50 ms on an idle machine; two busy cores take their t
 
 @pytest.fixture(scope="module")
 def base_url(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with worker(server, tmp_path_factory.mktemp("front") / "log", "think") as url:
+        yield url
+
+
+@contextmanager
+def worker(server: TritonServer, log: Path, reasoning: str) -> Iterator[str]:
     [port] = free_ports(1)
     options = dataclasses.replace(server.options, openai_port=port)
-    front = FrontWorkers(FrontOptions(("tiny",), workers=1, tool_parser="hermes", reasoning_parser="think"), print)
-    log: Path = tmp_path_factory.mktemp("front") / "log"
+    front = FrontWorkers(FrontOptions(("tiny",), workers=1, tool_parser="hermes", reasoning_parser=reasoning), print)
     front.start(options, log, server.cpus)
     yield f"http://{options.url(port)}/v1"
     front.kill()
@@ -258,7 +264,18 @@ POINT: Any = {
 }
 
 
-def test_an_answer_keeps_to_its_schema_and_a_cut_one_says_so(api: Any) -> None:
+@pytest.fixture(scope="module")
+def thoughtless(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A model that may think before its structure can do so until its tokens are spent, if nothing taught it to end."""
+    with (
+        worker(server, tmp_path_factory.mktemp("thoughtless") / "log", "none") as url,
+        openai.OpenAI(base_url=url, api_key="none", timeout=60, max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_an_answer_keeps_to_its_schema_and_a_cut_one_says_so(thoughtless: Any) -> None:
+    api = thoughtless
     kept: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
     asked: Any = {"model": "tiny", "messages": QUESTION, "response_format": kept}
     for choice in api.chat.completions.create(**asked, temperature=1, n=4, seed=1, max_tokens=100).choices:
@@ -275,13 +292,13 @@ def test_an_answer_keeps_to_its_schema_and_a_cut_one_says_so(api: Any) -> None:
     assert caught.value.param == "response_format.json_schema.schema"
 
 
-def test_a_call_that_must_be_is_one_and_its_arguments_are_valid(api: Any) -> None:
+def test_a_call_that_must_be_is_one_and_its_arguments_are_valid(thoughtless: Any) -> None:
     tools = [
         {"type": "function", "function": {"name": name, "parameters": POINT, "strict": True}} for name in ("f", "g")
     ]
     asked: Any = {"model": "tiny", "messages": QUESTION, "tools": tools, "max_tokens": 200, "temperature": 1, "seed": 3}
     for choice in ("required", {"type": "function", "function": {"name": "g"}}):
-        whole = api.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        whole = thoughtless.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
         [call] = whole.message.tool_calls
         assert whole.finish_reason == "tool_calls"
         assert call.function.name in (("f", "g") if choice == "required" else ("g",))
