@@ -166,3 +166,12 @@ def test_the_process_ends_with_who_asks() -> None:
     process.stdin.close()
     assert process.wait(WAIT_S) == 0
     trials.close()
+
+
+def test_a_tokenizer_whose_tokens_have_no_known_bytes_refuses_every_grammar_by_name() -> None:
+    trials = Trials(json.dumps({"model": {"vocab": {"a": 0}}, "decoder": {"type": "WordPiece"}}), 1, [0])
+    for word in ("a", "b"):
+        error = refusal(trials, Kind.CHOICE, [word])
+        assert isinstance(error, InvalidRequest)
+        assert "WordPiece" in str(error)
+    trials.close()

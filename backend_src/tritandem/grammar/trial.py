@@ -20,7 +20,7 @@ from collections import deque
 import numpy as np
 
 from ..contracts import error_codec
-from ..contracts.errors import EngineFailed, InvalidRequest
+from ..contracts.errors import ConfigError, EngineFailed, InvalidRequest
 from ..contracts.grammars import Grammar
 from .compiled import ALLOWED, Matcher, compile_grammar
 from .vocabulary import Vocabulary
@@ -58,8 +58,10 @@ def _read(stream: int, length: int) -> bytes | None:
     return b"".join(parts)
 
 
-def attempt(vocabulary: Vocabulary, grammar: Grammar, field: str) -> InvalidRequest | None:
-    """Why a grammar is refused: it cannot be compiled, or followed for a few tokens."""
+def attempt(vocabulary: Vocabulary | ConfigError, grammar: Grammar, field: str) -> InvalidRequest | None:
+    """Why a grammar is refused: it cannot be compiled, or followed for a few tokens, or there is no vocabulary."""
+    if isinstance(vocabulary, ConfigError):
+        return InvalidRequest(field, grammar.text, f"nothing: {vocabulary}")
     try:
         matcher = compile_grammar(vocabulary, grammar, field=field)
         _walk(matcher)
@@ -91,7 +93,7 @@ def _walk(matcher: Matcher) -> None:
 class _Server:
     """`seconds` of work and `memory_bytes`: of one trial."""
 
-    def __init__(self, vocabulary: Vocabulary, seconds: float, memory_bytes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary | ConfigError, seconds: float, memory_bytes: int) -> None:
         self._vocabulary, self._seconds, self._memory_bytes = vocabulary, seconds, memory_bytes
         self._waiting: deque[tuple[int, str, Grammar]] = deque()
         self._events = selectors.DefaultSelector()
@@ -153,7 +155,12 @@ def main() -> None:
         return
     json_text, rows, end_ids, seconds, memory_bytes = json.loads(first[1])
     os.nice(NICENESS)
-    _Server(Vocabulary(json_text, rows, end_ids), seconds, memory_bytes).run()
+    vocabulary: Vocabulary | ConfigError
+    try:
+        vocabulary = Vocabulary(json_text, rows, end_ids)
+    except ConfigError as error:
+        vocabulary = error
+    _Server(vocabulary, seconds, memory_bytes).run()
 
 
 if __name__ == "__main__":
