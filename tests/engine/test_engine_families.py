@@ -78,6 +78,7 @@ def test_a_family_gets_transformers_tokens_whoever_else_is_there(family: str) ->
     rig = Rig(CpuRunner(loaded, crowd))
     answers = rig.run([request(i, ids, max_tokens=TOKENS) for i, ids in enumerate(prompts)])
     assert [answers[i].tokens for i in range(len(prompts))] == [tokens for tokens, _ in wanted]
-    assert rig.core.load().preemptions > 0
+    windowed = rig.core.spec.window_tokens is not None  # gives blocks back while it decodes, and has room
+    assert windowed or rig.core.load().preemptions > 0
     again = rig.run([request(9, prompts[3], max_tokens=TOKENS)])[9]
     assert (again.tokens, again.cached_tokens >= 4) == (wanted[3][0], True)

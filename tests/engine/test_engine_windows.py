@@ -12,11 +12,12 @@ import torch
 import transformers
 from transformers import masking_utils
 from tritandem.config import EngineConfig
+from tritandem.engine.host.kv_blocks import BlockPool
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import PROBE_TOKENS, UnsupportedModel, inspect_model, window_of
 from tritandem.engine.runners.cpu import CpuRunner
 
-from tests.engine.engine_rig import Rig, request
+from tests.engine.engine_rig import Rig, generate, make_runner, prompts, request, tokens_of
 
 WINDOW, PROMPT_TOKENS, VOCAB = 40, 90, 131
 SMALL: dict[str, Any] = {
@@ -105,3 +106,76 @@ def test_masks_that_show_the_future_or_leave_gaps_are_refused() -> None:
     for function in (every_other, prompt_in_both_directions, both_ways):
         with pytest.raises(UnsupportedModel, match="neither causal nor a sliding window"):
             window_of(function, 100, "cpu")
+
+
+def windowed_rig(num_blocks: int = 40, **settings: Any) -> Rig:
+    """All layers of the model see nine tokens."""
+    return Rig(make_runner("mistral", num_blocks=num_blocks, prefill_tokens_per_step=16, **settings))
+
+
+def test_blocks_that_no_layer_sees_any_more_are_given_back() -> None:
+    batch = prompts(5, seed=4, low=3, high=30)
+    rig = windowed_rig()
+    rig.add(*(request(number, ids, max_tokens=40) for number, ids in enumerate(batch)))
+    while not rig.core.idle():
+        rig.step()
+        for sequence in rig.core.running:
+            if sequence.stored > sequence.prefill_tokens + 4:
+                held = [block for block in sequence.blocks if block]
+                assert len(held) <= 3 + 8 + 2  # the window, what was reserved, and two begun
+                assert sequence.blocks[: sequence.dropped_blocks] == [0] * sequence.dropped_blocks
+    answers = tokens_of(rig.answers)
+    assert rig.core.load().free_blocks == 39
+    for number, ids in enumerate(batch):
+        assert answers[number] == generate("mistral", ids, 40)
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention": "dense"}], ids=["block_runs", "dense"])
+def test_what_lies_before_the_window_may_be_anything(settings: dict[str, Any]) -> None:
+    """Blocks that were given back, the null block among them, are spoilt in every step."""
+    ids = prompts(1, seed=6, low=29, high=30)[0]
+    rig = windowed_rig(**settings)
+    cache = rig.runner._forward.cache  # type: ignore[attr-defined]
+    for turn in range(2):  # the second finds the last blocks of the first in the prefix cache
+        rig.add(request(turn, ids, max_tokens=40))
+        while not rig.core.idle():
+            rig.step()
+            held = {block for sequence in rig.core.running for block in sequence.blocks}
+            spoilt = [
+                block
+                for block in range(40)
+                if block == 0 or (block not in held | set(rig.core.residency.pool._name_of))
+            ]
+            for tensor in (*cache.keys, *cache.values):
+                tensor[spoilt] = float("nan")
+    assert rig.answers[0].tokens == rig.answers[1].tokens == generate("mistral", ids, 40)
+    assert rig.answers[1].cached_tokens == 28
+
+
+def test_a_prefix_is_found_by_the_blocks_that_a_window_sees() -> None:
+    pool = BlockPool(12)
+    names = [bytes([number]) for number in range(6)]
+    blocks = pool.allocate(6)
+    for block, name in zip(blocks, names, strict=True):
+        pool.register(block, name)
+    assert pool.lookup(names, seen_blocks=2) == [0, 0, 0, 0, *blocks[4:]]
+    pool.forget([blocks[1], blocks[5]])
+    assert pool.lookup(names) == blocks[:1]
+    assert pool.lookup(names, seen_blocks=2) == [0, 0, 0, *blocks[3:5]][-5:]
+    assert pool.lookup(names, seen_blocks=3) == [0, 0, *blocks[2:5]]
+    assert pool.lookup(names, seen_blocks=4) == blocks[:1]
+    found = pool.lookup(names, seen_blocks=2)
+    pool.share(found)
+    pool.free(found)
+    pool.free(blocks)
+    pool.check_integrity()
+    assert pool.free_blocks == 11
+
+
+def test_cramped_sequences_with_windows_keep_their_tokens() -> None:
+    batch = prompts(8, seed=8, low=1, high=6)
+    rig = windowed_rig(num_blocks=15)
+    answers = tokens_of(rig.run([request(number, ids, max_tokens=24) for number, ids in enumerate(batch)]))
+    assert rig.core.load().preemptions > 0
+    for number, ids in enumerate(batch):
+        assert answers[number] == generate("mistral", ids, 24)

@@ -147,6 +147,7 @@ class RunnerSpec:
     efficient_prefill_tokens: tuple[tuple[int, int], ...]
     vocab_size: int
     launch_ahead_steps: int  # 0: launch() has finished when it returns
+    window_tokens: int | None = None  # what the farthest-seeing layer sees, its own token included; None: everything
     pass_tokens: tuple[int, ...] = ()  # what prefill is padded to, ascending; (): to nothing
     table_places: int = 0  # tables of structures that the device can hold
 

@@ -135,7 +135,9 @@ def _attend_many(
     key = _context(key_cache, row).to(query.dtype)
     value = _context(value_cache, row).to(query.dtype)
     position = torch.arange(row.context - query.shape[0], row.context)[:, None]
-    reach = torch.arange(row.context)
+    # Before the windows may lie blocks that belong to others by now.
+    begin = 0 if sliding_window is None else max(0, row.context - query.shape[0] - sliding_window + 1)
+    key, value, reach = key[:, :, begin:], value[:, :, begin:], torch.arange(begin, row.context)
     visible = reach <= position
     if sliding_window is not None:
         visible &= reach > position - sliding_window

@@ -88,12 +88,16 @@ class DenseAttention:
         )
 
         reach = torch.arange(key.shape[2], device=device)
-        # Behind a row's context lies what others left: a NaN there would pass a mask, as 0 * NaN is NaN.
-        foreign = (reach >= batch.context_lens[:, None])[:, None, :, None]
-        key, value = key.masked_fill(foreign, 0.0), value.masked_fill(foreign, 0.0)
-
         starts = batch.query_starts[:-1].long()
         lens = batch.query_starts[1:].long() - starts
+        # Behind a row's context, and before its windows, lies what others left: a NaN there would pass a mask, as
+        # 0 * NaN is NaN.
+        foreign = reach >= batch.context_lens[:, None]
+        if sliding_window is not None:
+            foreign |= reach <= (batch.context_lens.long() - lens - sliding_window)[:, None]
+        key = key.masked_fill(foreign[:, None, :, None], 0.0)
+        value = value.masked_fill(foreign[:, None, :, None], 0.0)
+
         offsets = torch.arange(batch.max_query_tokens, device=device)
         padded = query[(starts[:, None] + offsets).clamp(max=total - 1)].transpose(1, 2)  # [S, heads, Q, D]
 

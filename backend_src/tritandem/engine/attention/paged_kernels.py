@@ -150,16 +150,16 @@ def decode_kernel(
     for tile in range(start, stop, BLOCK_N):
         positions = tile + tl.arange(0, BLOCK_N)
         live = positions < stop
+        seen = live
+        if HAS_WINDOW:  # before the window may lie blocks that belong to others by now
+            seen = live & (positions >= length - window)
         blocks = tl.load(table + positions // BLOCK_TOKENS, mask=live, other=0).to(tl.int64)
         at = ((blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS) * KVH + kv_head) * D
-        k = tl.load(key_cache + at[None, :] + dims[:, None], mask=live[None, :] & (dims < D)[:, None], other=0.0)
-        v = tl.load(value_cache + at[:, None] + dims[None, :], mask=live[:, None] & (dims < D)[None, :], other=0.0)
+        k = tl.load(key_cache + at[None, :] + dims[:, None], mask=seen[None, :] & (dims < D)[:, None], other=0.0)
+        v = tl.load(value_cache + at[:, None] + dims[None, :], mask=seen[:, None] & (dims < D)[None, :], other=0.0)
         k = k.to(q.dtype)
         v = v.to(q.dtype)
         scores = capped(tl.dot(q, k, input_precision="ieee") * scaling, softcap, HAS_SOFTCAP) * LOG2E
-        seen = live
-        if HAS_WINDOW:
-            seen = live & (positions >= length - window)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         # A tile can lie before the window for every head: keep exp2 away from (-inf) - (-inf).
         new_best = tl.maximum(best, tl.max(scores, axis=1))

@@ -47,6 +47,8 @@ def _context_tile(
     positions = tile + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     live = positions < stop
+    if HAS_WINDOW:  # before the first query's may lie blocks that belong to others by now
+        live = live & (positions > tl.min(positions_q, axis=0) - window)
     if MASKED:
         blocks = tl.load(table + positions // BLOCK_TOKENS, mask=live, other=0).to(tl.int64)
     else:

@@ -224,8 +224,7 @@ class EngineCore:
             sequence = by_slot[chunk.slot]
             sequence.prefill_start_ns = sequence.prefill_start_ns or launched_ns
             sequence.stored += len(chunk.ids)
-            if chunk.last:
-                sequence.promised += 1
+            sequence.promised += int(chunk.last)
             (rows if chunk.last else prefilling).append(sequence)
             if chunk.targets is not None:
                 scored.append((sequence, chunk.start))
@@ -233,6 +232,7 @@ class EngineCore:
         for sequence in decision.decode:
             sequence.stored += 1
             sequence.promised += 1
+        self.residency.drop_unseen(decision.decode)
         rows += decision.decode
         self._in_flight.append(_Launched(rows, prefilling, scored, prefill_tokens, launched_ns, step.step_id))
         if self._suspects:

@@ -10,6 +10,8 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
+NULL_BLOCK = 0
+
 
 def root_hash(salt: int) -> bytes:
     """Parent of a prompt's first block: prompts of different salts (int64) have no block name in common."""
@@ -48,8 +50,14 @@ class BlockPool:
         assert count <= self.free_blocks, f"{count} blocks asked for, {self.free_blocks} free"
         return [self._take() for _ in range(count)]
 
-    def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks that hold the longest known prefix of `hashes`. Takes no reference."""
+    def lookup(self, hashes: Sequence[bytes], seen_blocks: int | None = None) -> list[int]:
+        """Blocks that hold the longest known prefix of `hashes`. Takes no reference.
+
+        With `seen_blocks`, of a model whose windows see no more than that many full blocks back, only the last ones of
+        the prefix must be there; the null block stands for those before.
+        """
+        if seen_blocks is not None:
+            return self._lookup_seen(hashes, seen_blocks)
         found: list[int] = []
         for name in hashes:
             block = self._block_of.get(name)
@@ -58,13 +66,23 @@ class BlockPool:
             found.append(block)
         return found
 
+    def _lookup_seen(self, hashes: Sequence[bytes], seen_blocks: int) -> list[int]:
+        there = [self._block_of.get(name, NULL_BLOCK) for name in hashes]
+        unbroken = longest = 0
+        for count, block in enumerate(there, start=1):
+            unbroken = unbroken + 1 if block != NULL_BLOCK else 0
+            if unbroken >= min(seen_blocks, count):
+                longest = count
+        hidden = max(0, longest - seen_blocks)
+        return [NULL_BLOCK] * hidden + there[hidden:longest]
+
     def unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` count as free now, and no longer would once shared."""
         return sum(block in self._cached for block in blocks)
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to blocks that `lookup` returned."""
-        for block in blocks:
+        for block in filter(None, blocks):
             if self._references[block] == 0:
                 del self._cached[block]
             self._references[block] += 1
@@ -72,7 +90,7 @@ class BlockPool:
     def register(self, block: int, name: bytes, parent: bytes | None = None) -> None:
         """Make a referenced block's content findable. The first block of a content keeps the name. `parent` names the
         block before it, from which it was computed."""
-        if self.prefix_cache and name not in self._block_of and block not in self._name_of:
+        if self.prefix_cache and block != NULL_BLOCK and name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
             if parent is not None:
@@ -96,7 +114,7 @@ class BlockPool:
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give one reference back for each; pass a sequence's blocks in order, its tail is evicted first."""
-        for block in reversed(blocks):
+        for block in filter(None, reversed(blocks)):
             assert self._references[block] > 0, f"block {block} freed twice"
             self._references[block] -= 1
             if self._references[block] == 0:

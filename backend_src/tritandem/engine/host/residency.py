@@ -14,7 +14,7 @@ from ...contracts.arrays import Int32Array
 from ..step import FREE, MASKED, STRUCTURED, TABLED, TABLES, RunnerSpec, SlotInit
 from ..structure.tables import Walker
 from .batcher import Admission, Candidate
-from .kv_blocks import BlockPool
+from .kv_blocks import NULL_BLOCK, BlockPool
 from .sequence import NO_SLOT, SequenceState
 from .shelf import TableShelf
 
@@ -63,6 +63,9 @@ class Residency:
         self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
         self._families: dict[int, list[SequenceState]] = {}  # live sequences of one prompt, by the number they have
         self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
+        self.window_tokens = spec.window_tokens
+        # A query sees window - 1 tokens before its own: behind full blocks, so many of them.
+        self._seen_blocks = None if spec.window_tokens is None else -(-spec.window_tokens // spec.block_tokens)
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
 
     @property
@@ -99,7 +102,7 @@ class Residency:
             if self.pool.prefix_cache and sequence.takes_cached and not sequence.scoring:
                 # The last token is always computed: its logits are needed.
                 full_blocks = (tokens - 1) // self._block_tokens
-                hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks))
+                hits = self.pool.lookup(sequence.block_hashes(self._block_tokens, full_blocks), self._seen_blocks)
             fresh = -(-tokens // self._block_tokens) - len(hits)
             yield Candidate(sequence, tokens, hits, fresh + self.pool.unreferenced(hits))
 
@@ -174,6 +177,22 @@ class Residency:
         self.changes.add_blocks(sequence.slot, len(sequence.blocks), blocks)
         sequence.blocks.extend(blocks)
 
+    def drop_unseen(self, decoded: Iterable[SequenceState]) -> None:
+        """Give back the blocks that no layer of a model with windows sees from the next query on. For sequences that
+        the last launched step decoded: `rewind` must find all blocks of the others. Steps already launched run before
+        any that writes to these blocks anew; those that the prefix cache is still to be told of wait."""
+        if self.window_tokens is None:
+            return
+        for sequence in decoded:
+            unseen = (sequence.stored - self.window_tokens + 1) // self._block_tokens
+            if self.pool.prefix_cache and sequence.gives_cached:
+                unseen = min(unseen, sequence.registered_blocks)
+            dropped = sequence.dropped_blocks
+            if unseen > dropped:
+                self.pool.free(sequence.blocks[dropped:unseen])
+                sequence.blocks[dropped:unseen] = [NULL_BLOCK] * (unseen - dropped)
+                sequence.dropped_blocks = unseen
+
     def register_blocks(self, sequence: SequenceState) -> None:
         """Let others share the full blocks whose content is known and whose writing was launched."""
         full = min(sequence.stored, sequence.known_tokens) // self._block_tokens
@@ -186,7 +205,7 @@ class Residency:
     def distrust(self, sequences: Sequence[SequenceState], running: Iterable[SequenceState]) -> None:
         """These ended in error: what they stored may be wrong. Their blocks are not found any more, and `running`
         ones that share them make no others findable."""
-        doubtful = {block for sequence in sequences for block in sequence.blocks}
+        doubtful = {block for sequence in sequences for block in sequence.blocks if block != NULL_BLOCK}
         if doubtful:
             self.pool.forget(doubtful)
             for sequence in running:
@@ -208,6 +227,6 @@ class Residency:
         self.pool.check_integrity()
         slots = [sequence.slot for sequence in running]
         assert sorted(slots + self._free_slots) == list(range(self._num_slots)), "a slot was lost"
-        held = {block for sequence in running for block in sequence.blocks}
+        held = {block for sequence in running for block in sequence.blocks if block != NULL_BLOCK}
         assert all(self._families.values()), "a family outlived its sequences"
         assert len(held) == self.pool.total_blocks - self.pool.free_blocks, "a block has no owner"

@@ -17,7 +17,7 @@ from ...contracts.stream import FinishCode, TokenScores
 from ...grammar import Matcher
 from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, TABLED, PrefillChunk, StepResult
 from ..structure.tables import Walker
-from .kv_blocks import chain_hash, root_hash
+from .kv_blocks import NULL_BLOCK, chain_hash, root_hash
 
 NO_SLOT = -1
 
@@ -55,6 +55,7 @@ class SequenceState:
     slow_masks: int = 0  # that took so long that others must not wait for more of them
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
+    dropped_blocks: int = 0  # the first ones, behind every layer's window: `blocks` has the null block there
     reused_tokens: int = 0  # of this stay in a slot, found in the prefix cache
     takes_cached: bool = True  # cleared once what it found there may have been wrong
     gives_cached: bool = True  # likewise what it holds
@@ -159,6 +160,7 @@ class SequenceState:
         self.prefill_tokens = len(self.prefill_ids)
         self.stored, self.promised = cached_tokens, len(self.output_ids)
         self.reused_tokens, self.registered_blocks = cached_tokens, 0
+        self.dropped_blocks = blocks.count(NULL_BLOCK)
 
     def chunk(self, count: int) -> PrefillChunk:
         """The next `count` tokens of the prefill."""

@@ -67,6 +67,13 @@ def kv_bytes_per_token(layers: Sequence[LayerShape], kv_type: torch.dtype) -> in
     return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * kv_type.itemsize
 
 
+def window_tokens(layers: Sequence[LayerShape]) -> int | None:
+    """The longest of all layers' windows; None where a layer sees everything."""
+    windows = [layer.sliding_window for layer in layers]
+    known = [window for window in windows if window is not None]
+    return max(known) if known and len(known) == len(windows) else None
+
+
 class AttentionSink(Protocol):
     """Receives every attention call of one forward pass."""
 

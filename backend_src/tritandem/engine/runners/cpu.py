@@ -19,7 +19,7 @@ from ..attention.interface import AttentionBatch, Heads
 from ..attention.kv_type import resolve_kv_type
 from ..attention.registry import choose_attention
 from ..model.loader import LoadedModel
-from ..model.packed import KvCache, PackedForward, kv_bytes_per_token
+from ..model.packed import KvCache, PackedForward, kv_bytes_per_token, window_tokens
 from ..rows.state import SlotState
 from ..sampling.prompt_scores import host_scores, score_chunks, scored_rows
 from ..sampling.sampler import sample
@@ -47,6 +47,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=0,
         table_places=TABLE_PLACES,
+        window_tokens=window_tokens(loaded.layers),
     )
 
 

@@ -17,7 +17,7 @@ from ...contracts.errors import ConfigError
 from ..attention.interface import AttentionBatch
 from ..attention.kv_type import resolve_kv_type
 from ..model.loader import LoadedModel
-from ..model.packed import KvCache, kv_bytes_per_token
+from ..model.packed import KvCache, kv_bytes_per_token, window_tokens
 from ..step import TABLE_PLACES, RunnerSpec, stretched_tokens
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         vocab_size=loaded.vocab_size,
         launch_ahead_steps=config.launch_ahead_steps,
         table_places=TABLE_PLACES,
+        window_tokens=window_tokens(loaded.layers),
     )
 
 

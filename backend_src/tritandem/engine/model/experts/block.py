@@ -18,7 +18,7 @@ from ..linear.rowwise import add_norm
 from .launches import route
 from .registry import product_of
 
-_PROBE_TOKENS = 24
+_PROBE_TOKENS = 8
 
 
 class _Router:

@@ -21,7 +21,7 @@ from .interface import LIBRARY, ExpertsProduct
 
 EXPERTS_NAME = "tritandem"
 _PRODUCT = "tritandem_product"  # attribute of an experts module
-_PROBE_TOKENS = (1, 24)  # few and many for an expert
+_PROBE_TOKENS = (1, 8)  # few and many for an expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ def use_products(model: PreTrainedModel) -> str | None:
     if not modules:
         return None
     refused: list[str] = []
+    agreed: set[Any] = set()  # kinds of experts whose product was found right: layers of one kind differ in values only
     for module in modules:
         try:
-            setattr(module, _PRODUCT, _checked(module))
+            setattr(module, _PRODUCT, _checked(module, agreed))
         except Unfusable as reason:
             refused.append(str(reason))
     if len(refused) < len(modules):
@@ -66,12 +67,15 @@ def has_products(module: nn.Module) -> bool:
     return any(product_of(part) is not None for part in module.modules())
 
 
-def _checked(module: nn.Module) -> ExpertsProduct:
+def _checked(module: nn.Module, agreed: set[Any]) -> ExpertsProduct:
     """Raises Unfusable."""
+    kind = (type(module), *((name, weight.shape, weight.dtype) for name, weight in module.named_parameters()))
     for known in (load() for load in FORMATS):
         if known.handles(module):
             product = known.product(module)
-            _check_agreement(module, product)
+            if kind not in agreed:
+                _check_agreement(module, product)
+                agreed.add(kind)
             return product
     raise Unfusable(f"{type(module).__name__} holds its weights in an unknown form")
 
