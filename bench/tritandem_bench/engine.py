@@ -6,6 +6,7 @@ each keeps its fastest run: a busy neighbour only ever makes a run slower. With 
 runs with such shares of the answers bound to JSON, each to its own schema. The last line is one JSON document.
 
     python -m tritandem_bench.engine --model DIR --device cpu --batch 1,8 --new-tokens 32
+    python -m tritandem_bench.engine --shape qwen3-30b-a3b --batch 1,64,256 --without generate,generate_batch
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -33,6 +35,8 @@ from tritandem.engine.service import EngineService, build_engine
 from tritandem.grammar import Grammar, Kind, Vocabulary
 from tritandem.tokenizer.files.source import read_source
 from tritandem_loadtest.workload import endless_schema
+
+from .shapes import SHAPES, write_shape
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,9 @@ def load_reference(path: Path, device: torch.device, dtype: torch.dtype, random_
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", type=Path, help="Hugging Face folder")
+    source.add_argument("--shape", choices=SHAPES, help="a published model's shape with random weights")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch", default="1,8", help="batch sizes, separated by commas")
@@ -182,7 +188,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--structured", default="", help="shares of answers bound to JSON, in percent: 50,100")
     parser.add_argument("--without", default="", help="systems to leave out: generate, generate_batch")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.shape:
+        args.model, args.random_weights = write_shape(args.shape, Path(tempfile.mkdtemp(prefix=args.shape))), True
+    return args
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

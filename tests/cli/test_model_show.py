@@ -51,6 +51,7 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["its own sampling"] == "temperature 0.6"
     assert said["chat template"] == "none: chats are refused"
     assert said["can be served"].startswith("yes")
+    assert said["on a GPU"].startswith("fused kernels in CUDA Graphs; seen of a tiny random model")
 
 
 def test_what_is_quantized_and_how_large_it_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

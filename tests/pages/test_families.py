@@ -6,8 +6,9 @@ import re
 
 import pytest
 import transformers
+from tritandem.model_facts.families import Finding, findings
 
-from tools.pages.families import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, Finding, probe, tables
+from tools.pages.families import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, probe, tables
 from tools.pages.generated import DOCS
 
 PAGE = (DOCS / "supported-models.md").read_text()
@@ -35,6 +36,12 @@ def test_a_row_is_what_the_load_says(family: str) -> None:
         assert found.verdict == "served"
         assert row(family)[2] == found.attention
         assert f"`{family}`" in blocks()["fused-families"] + blocks()["served-families"]
+
+
+def test_the_page_says_what_the_program_knows() -> None:
+    release, known = findings()
+    shown = tables(known, release)
+    assert {name: block for name, block in blocks().items() if name in shown} == shown
 
 
 def test_every_family_stands_in_the_page_once() -> None:

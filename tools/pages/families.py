@@ -1,18 +1,20 @@
 """Which families of transformers are served: tiny random models of each go through the load that a server does.
 
-`python -m tools.pages.families` writes the tables of docs/supported-models.md, with NAMES behind it prints those. Needs
-the package `triton` (CUDA builds of torch bring it), whose interpreter runs the kernels; minutes on two cores.
+`python -m tools.pages.families` writes the tables of docs/supported-models.md and what `tritandem model show` says of
+families, with NAMES behind it prints those. Needs the package `triton` (CUDA builds of torch bring it), whose
+interpreter runs the kernels; minutes on two cores.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import load_model
 from tritandem.engine.model.support import check_config
+from tritandem.model_facts.families import FILE, Finding
 
 from .generated import DOCS, filled, table
 
@@ -74,15 +77,6 @@ EXTRA: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 16)},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    family: str
-    verdict: str  # fused, served, refused, or unbuilt
-    reason: str = ""  # why refused, unbuilt, or not fused
-    attention: str = ""
-    experts: str = ""  # what runs them on a GPU, of a mixture of experts
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
@@ -163,7 +157,7 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON_CHARS else f"{text[:MOST_REASON_CHARS]}..."
 
 
-def tables(findings: Iterable[Finding]) -> dict[str, str]:
+def tables(findings: Iterable[Finding], release: str = transformers.__version__) -> dict[str, str]:
     """The blocks of the page."""
     rows: dict[str, list[Finding]] = {"fused": [], "served": [], "refused": [], "unbuilt": []}
     for finding in findings:
@@ -173,7 +167,7 @@ def tables(findings: Iterable[Finding]) -> dict[str, str]:
         return f"`{finding.family}`", f"`{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[finding.family]}`"
 
     return {
-        "families": f"Of transformers {transformers.__version__}: {len(rows['fused'])} families run on fused kernels, "
+        "families": f"Of transformers {release}: {len(rows['fused'])} families run on fused kernels, "
         f"{len(rows['served'])} on transformers' own code, {len(rows['refused'])} are refused, "
         f"{len(rows['unbuilt'])} could not be tried.",
         "fused-families": table(
@@ -210,6 +204,8 @@ def main(names: list[str]) -> None:
             print(finding, flush=True)
             findings.append(finding)
     if not names:
+        stated = {"transformers": transformers.__version__, "families": [asdict(found) for found in findings]}
+        FILE.write_text(json.dumps(stated, indent=1) + "\n")
         page = DOCS / "supported-models.md"
         page.write_text(filled(page.read_text(), tables(findings)))
 

@@ -37,11 +37,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print("\n".join(lines(path, facts)), flush=True)
     reason = why_not_served(path)
+    on_gpu = served_on_gpu(facts["architecture"]) if reason is None else None
     if args.json:
-        print(json.dumps({"path": str(path), **facts, "served": reason is None, "reason": reason}))
+        print(json.dumps({"path": str(path), **facts, "served": reason is None, "reason": reason, "on_gpu": on_gpu}))
     else:
         known = "yes, by all that its files say; what its attention computes is checked when it is loaded"
         print(_line("can be served", known if reason is None else f"no: {reason}"))
+        if on_gpu is not None:
+            print(_line("on a GPU", on_gpu))
     return EXIT_SERVED if reason is None else EXIT_NOT_SERVED
 
 
@@ -77,6 +80,14 @@ def why_not_served(path: Path) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
+
+
+def served_on_gpu(family: str | None) -> str | None:
+    """How a tiny model of the family was served, in one line; None for one that is not known."""
+    from tritandem.model_facts.families import finding_of, findings
+
+    found = finding_of(family)
+    return None if found is None else f"{found.words()}; seen of a tiny random model, transformers {findings()[0]}"
 
 
 def lines(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:

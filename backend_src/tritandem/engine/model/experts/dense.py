@@ -42,7 +42,7 @@ class DenseExperts:
         bias, down_bias = None, None
         if experts.has_bias:
             bias, down_bias = experts.gate_up_proj_bias.data, experts.down_proj_bias.data
-        self._module = experts
+        self.module = experts
         self.weights = Weights(gate_up, down, bias, down_bias, gate)
 
     def __call__(
@@ -55,7 +55,7 @@ class DenseExperts:
     ) -> torch.Tensor | None:
         tokens = choose_tokens_a_tile(x.shape[0], index.shape[1], self.weights.experts)
         if tokens is None:
-            return cast(torch.Tensor, ALL_EXPERTS_FUNCTIONS[LIBRARY](self._module, x, index, scores))
+            return cast(torch.Tensor, ALL_EXPERTS_FUNCTIONS[LIBRARY](self.module, x, index, scores))
         if tokens == 1:
             out = by_pairs(x, index, scores, self.weights, residual, overlap)
         else:
