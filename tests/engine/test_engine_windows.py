@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -179,3 +180,14 @@ def test_cramped_sequences_with_windows_keep_their_tokens() -> None:
     assert rig.core.load().preemptions > 0
     for number, ids in enumerate(batch):
         assert answers[number] == generate("mistral", ids, 24)
+
+
+def test_siblings_fork_from_what_their_prompts_end_sees() -> None:
+    """One of three is ahead by some tokens when the others get a place: it keeps what they begin on."""
+    ids = prompts(1, seed=9, low=27, high=28)[0]
+    rig = windowed_rig(max_sequences=2)
+    family = [dataclasses.replace(request(number, ids, max_tokens=20 + 9 * number), family=3) for number in range(3)]
+    answers = rig.run(family)
+    for number in range(3):
+        assert answers[number].tokens == generate("mistral", ids, 20 + 9 * number)
+    assert answers[2].cached_tokens >= 24

@@ -131,9 +131,11 @@ def probe(family: str, fused: bool = False) -> Finding:
         return Finding(family, "refused", f"on a GPU, unless `engine.compile = false`: {_words(error)}")
     finally:
         device_forward.log.removeHandler(notes)
+    experts = _short(forward.experts or "")
+    if forward.fused:
+        return Finding(family, "fused", "", attention, experts)
     reason = notes.reason if forward.capturable else "its heads are larger than 256: dense attention, no CUDA Graphs"
-    verdict, experts = "fused" if forward.fused else "served", forward.experts or ""
-    return Finding(family, verdict, reason, attention, _short(experts))
+    return Finding(family, "served", reason, attention, experts)
 
 
 class _Notes(logging.Handler):

@@ -187,6 +187,8 @@ class Residency:
             unseen = (sequence.stored - self.window_tokens + 1) // self._block_tokens
             if self.pool.prefix_cache and sequence.gives_cached:
                 unseen = min(unseen, sequence.registered_blocks)
+            if len(sequence.family) > 1:  # another may yet begin on what its prompt's end sees
+                unseen = min(unseen, (sequence.prompt_tokens - self.window_tokens) // self._block_tokens)
             dropped = sequence.dropped_blocks
             if unseen > dropped:
                 self.pool.free(sequence.blocks[dropped:unseen])
