@@ -79,7 +79,7 @@ class OneBrokenPass:
 
     def __init__(self, inner: CpuRunner, number: int = 1) -> None:
         self._inner, self._left = inner, number
-        self.spec = inner.spec
+        self.spec, self.masks = inner.spec, inner.masks
         self.collect, self.pending, self.busy, self.close = inner.collect, inner.pending, inner.busy, inner.close
 
     def launch(self, plan: StepPlan) -> None:

@@ -119,6 +119,8 @@ def test_an_init_travels_as_the_row_that_it_becomes() -> None:
         "bad_word_count": [1],
         "bias_count": [2],
         "allowed_count": [3],
+        "structure": [0],
+        "structure_state": [0],
         "stop_ids": [7, 8, *[-1] * 14],
         "recent": [7, 8, 9, 10, 11, 90, 91],
     }

@@ -27,9 +27,9 @@ class _Router:
     def __init__(self, module: Any) -> None:
         """Raises Unfusable."""
         names = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
-        if not {"weight"} <= names <= {"weight", "bias"} or not isinstance(getattr(module, "top_k", None), int):
+        if not {"weight"} <= names <= {"weight", "bias"} or not isinstance(getattr(module, "per_token", None), int):
             raise Unfusable("its router has other parts")
-        self._weight, self._top_k = module.weight.data, module.top_k
+        self._weight, self._top_k = module.weight.data, module.per_token
         self._bias = module.bias.data if "bias" in names else None
         self._sum_to_one = self._find(module)
 

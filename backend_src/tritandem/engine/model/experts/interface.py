@@ -40,7 +40,7 @@ class ExpertsProduct(Protocol):
         residual: torch.Tensor | None = None,
         overlap: bool = False,
     ) -> torch.Tensor | None:
-        """`x` [T, inner], contiguous, by the experts `index` (integers [T, top_k]) with weights `scores` [T, top_k].
+        """`x` [T, inner], contiguous, by the experts `index` (integers [T, per_token]) weighted by `scores`, as many.
 
         The sum [T, inner], or None where it has been added to `residual`, of that shape. With `overlap` a launch may
         begin while the kernel before it ends (it waits before it reads).

@@ -41,13 +41,13 @@ class Weights:
         return self.gate_up.shape[0]
 
 
-def choose_tokens_a_tile(tokens: int, top_k: int, experts: int) -> int | None:
+def choose_tokens_a_tile(tokens: int, per_token: int, experts: int) -> int | None:
     """1: the kernels for (token, expert) pairs; more: tiles of so many tokens; None: the vendor's grouped product.
 
     Pure. Pairs read an expert once for each token that chose it: good while that is hardly ever two. Tiles read it once
     for all of them. From where an even routing fills tiles of 64 the arithmetic counts, and the library is for that.
     """
-    pairs = tokens * top_k
+    pairs = tokens * per_token
     if tokens == 1 or 4 * pairs <= experts:
         return 1
     if pairs > _MOST_TOKENS_A_TILE * experts:
@@ -62,21 +62,21 @@ def choose_block_k(inner: int) -> int:
 
 
 def route(
-    logits: torch.Tensor, top_k: int, sum_to_one: bool, overlap: bool = False
+    logits: torch.Tensor, per_token: int, sum_to_one: bool, overlap: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts (int32 [T, top_k]) and their weights (float32 [T, top_k]) by `logits` [T, experts]: softmax over all
+    """Experts (int32 [T, per_token]) and their weights (float32, likewise) by `logits` [T, experts]: softmax over all
     experts, or with `sum_to_one` over those that are taken."""
     rows, experts = logits.shape
-    index = torch.empty((rows, top_k), dtype=torch.int32, device=logits.device)
-    scores = torch.empty((rows, top_k), dtype=torch.float32, device=logits.device)
+    index = torch.empty((rows, per_token), dtype=torch.int32, device=logits.device)
+    scores = torch.empty((rows, per_token), dtype=torch.float32, device=logits.device)
     route_kernel[(rows,)](
         logits,
         index,
         scores,
         experts,
         BLOCK_E=next_power_of_2(experts),
-        TOP_K=top_k,
-        BLOCK_T=next_power_of_2(top_k),
+        TOP_K=per_token,
+        BLOCK_T=next_power_of_2(per_token),
         SUM_TO_ONE=sum_to_one,
         OVERLAP=overlap,
         launch_pdl=overlap,
@@ -95,13 +95,13 @@ def by_pairs(
 ) -> torch.Tensor:
     """`interface.ExpertsProduct` in two launches; with `residual` that is what is returned."""
     rows, inner = x.shape
-    columns, top_k = weights.down.shape[2], index.shape[1]
-    act = torch.empty((rows * top_k, columns), dtype=x.dtype, device=x.device)
+    columns, per_token = weights.down.shape[2], index.shape[1]
+    act = torch.empty((rows * per_token, columns), dtype=x.dtype, device=x.device)
     out = residual if residual is not None else torch.empty_like(x)
     gate, bias, down_bias = weights.gate, weights.gate_up_bias, weights.down_bias
-    shared = {"TOP_K": top_k, "OVERLAP": overlap, "launch_pdl": overlap, "num_stages": 1}
+    shared = {"TOP_K": per_token, "OVERLAP": overlap, "launch_pdl": overlap, "num_stages": 1}
     block_n, block_k = 2, choose_block_k(inner)
-    pair_gate_up_kernel[(rows * top_k, -(-columns // block_n))](
+    pair_gate_up_kernel[(rows * per_token, -(-columns // block_n))](
         x,
         index,
         weights.gate_up,
@@ -151,8 +151,8 @@ def by_tiles(
 ) -> torch.Tensor:
     """The same in four launches. The grid has room for the worst routing: every expert's last tile may be short."""
     rows, inner = x.shape
-    columns, top_k, experts = weights.down.shape[2], index.shape[1], weights.experts
-    pairs = rows * top_k
+    columns, per_token, experts = weights.down.shape[2], index.shape[1], weights.experts
+    pairs = rows * per_token
     order = torch.empty(pairs, dtype=torch.int32, device=x.device)
     begins = torch.empty(experts + 1, dtype=torch.int32, device=x.device)
     act = torch.empty((pairs, columns), dtype=x.dtype, device=x.device)
@@ -184,7 +184,7 @@ def by_tiles(
         gate.alpha,
         gate.limit,
         K=inner,
-        TOP_K=top_k,
+        TOP_K=per_token,
         GATE=gate.kind,
         INTERLEAVED=gate.interleaved,
         HAS_BIAS=bias is not None,
@@ -205,6 +205,6 @@ def by_tiles(
     )
     block = min(1024, next_power_of_2(inner))
     sum_pairs_kernel[(rows, -(-inner // block))](
-        parts, out, out, inner, TOP_K=top_k, BLOCK_N=block, HAS_RESIDUAL=residual is not None, **launch
+        parts, out, out, inner, TOP_K=per_token, BLOCK_N=block, HAS_RESIDUAL=residual is not None, **launch
     )
     return out

@@ -87,11 +87,11 @@ def _check_agreement(module: nn.Module, product: ExpertsProduct) -> None:
     device, dtype = experts.down_proj.device, experts.down_proj.dtype
     count, inner = experts.down_proj.shape[0], experts.down_proj.shape[2 if experts.is_transposed else 1]
     generator = torch.Generator().manual_seed(2)
-    top_k = min(2, count)
+    per_token = min(2, count)
     for tokens in _PROBE_TOKENS:
         x = torch.randn(tokens, inner, generator=generator).to(device, dtype)
-        index = torch.rand(tokens, count, generator=generator).topk(top_k).indices.to(device)
-        scores = torch.rand(tokens, top_k, generator=generator).to(device, dtype)
+        index = torch.rand(tokens, count, generator=generator).topk(per_token).indices.to(device)
+        scores = torch.rand(tokens, per_token, generator=generator).to(device, dtype)
         theirs = ALL_EXPERTS_FUNCTIONS[LIBRARY](module, x, index, scores).float()
         ours = product(x, index, scores)
         assert ours is not None
@@ -104,7 +104,7 @@ def _check_agreement(module: nn.Module, product: ExpertsProduct) -> None:
 def experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What transformers calls for each mixture of experts: hidden_states [T, inner], the others [T, top_k]."""
+    """What transformers calls for each mixture of experts: hidden_states [T, inner], the others [T, per_token]."""
     call: Any = product_of(module) or partial(ALL_EXPERTS_FUNCTIONS[LIBRARY], module)
     return cast(torch.Tensor, call(hidden_states.contiguous(), top_k_index.contiguous(), top_k_weights.contiguous()))
 
