@@ -152,6 +152,35 @@ def test_fused_decode_equals_rotate_then_store_then_attend(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("splits", "least_tiles"), [(1, 1), (2, 3), (4, 2)])
+def test_the_order_of_the_grid_and_the_least_part_change_no_result(
+    kernel_device: torch.device, window: int | None, splits: int, least_tiles: int
+) -> None:
+    from tritandem.engine.attention.paged import DecodeTiles, Heads, PagedAttention
+
+    dtype, lengths = dtypes(kernel_device)[-1], [1, 300, 0, 130]
+    query, keys, values, batch = random_batch(lengths, [1] * 4, (4, 2, 64), dtype, kernel_device)
+    want = reference.attention(query, keys, values, batch, 0.125, window)
+    for heads_first in (False, True):
+        tiles = DecodeTiles(32, splits, 2, 3, heads_first, least_tiles)
+        backend = PagedAttention([Heads(4, 2, 64)], 4, kernel_device, lambda *sizes, tiles=tiles: tiles)
+        for _ in range(2):
+            got = backend.attend(query, keys, values, batch, 0.125, window)
+            assert reference.relative_error(got, want) < TOLERANCE[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", ["bf16", "fp8_e4m3"])
+def test_every_way_of_the_benchmark_computes_attention(kernel_device: torch.device, kv: str) -> None:
+    from tritandem.engine.attention.paged import Heads
+    from tritandem_bench.attention import WAYS, check
+
+    errors = check(WAYS, Heads(4, 2, 64), kv, kernel_device)
+    assert all(error < TOLERANCE[torch.bfloat16] for error in errors.values()), errors
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(4, 4, 64), (9, 3, 64), (8, 2, 80), (32, 8, 128), (4, 1, 256)])
 @pytest.mark.parametrize(("window", "sink"), [(None, False), (20, True)])
 @pytest.mark.parametrize("kind", ["decode", "prefill"])

@@ -7,7 +7,7 @@ one instance follow each other on one stream. No host synchronisation, nothing r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +26,15 @@ _TOKENS_AHEAD = 256  # of a part of the context, asked for while the kernel wait
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiles:
-    """How one decode launch is cut: context tokens a tile, parts of the context, warps, pipeline stages."""
+    """How one decode launch is cut: tokens a tile, parts of the context at most, warps, pipeline stages; whether
+    the heads of a sequence are neighbours in the grid (else the sequences of a head are); tiles of a part at least."""
 
     block_n: int
     splits: int
     warps: int
     stages: int
+    heads_first: bool = False
+    least_tiles: int = 1
 
 
 def choose_decode_tiles(rows: int, heads: Heads, multiprocessors: int, element_bytes: int) -> DecodeTiles:
@@ -68,8 +71,15 @@ class PagedAttention:
     name = "paged"
     capturable = True
 
-    def __init__(self, shapes: Sequence[Heads], max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[Heads],
+        max_rows: int,
+        device: torch.device,
+        choose_tiles: Callable[[int, Heads, int, int], DecodeTiles] = choose_decode_tiles,
+    ) -> None:
         """Raises ValueError for a head size that the kernels cannot take."""
+        self._choose_tiles = choose_tiles
         self._multiprocessors = _multiprocessors(device)
         entries = arrivals = block_dim = 0
         for heads in set(shapes):
@@ -78,7 +88,7 @@ class PagedAttention:
             block_dim = max(block_dim, heads.block_dim)
             arrivals = max(arrivals, max_rows * heads.kv)
             for rows in range(1, max_rows + 1):
-                splits = choose_decode_tiles(rows, heads, self._multiprocessors, 2).splits
+                splits = choose_tiles(rows, heads, self._multiprocessors, 2).splits
                 entries = max(entries, rows * heads.query * splits)
         self._partial_acc = torch.empty(entries * block_dim, dtype=torch.float32, device=device)
         self._partial_max = torch.empty(entries, dtype=torch.float32, device=device)
@@ -165,6 +175,7 @@ class PagedAttention:
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFTCAP=softcap is not None,
             HAS_SINK=sink_logits is not None,
+            KV_FP8=key_cache.dtype == FP8,
             num_warps=warps,
             num_stages=stages,
         )
@@ -244,13 +255,14 @@ class PagedAttention:
     ) -> torch.Tensor:
         """A pointer that a variant does not read is given `query` in its place."""
         rows = query.shape[0]
-        tiles = choose_decode_tiles(rows, heads, self._multiprocessors, query.element_size())
+        tiles = self._choose_tiles(rows, heads, self._multiprocessors, query.element_size())
+        grid = (heads.kv, rows, tiles.splits) if tiles.heads_first else (rows, heads.kv, tiles.splits)
         rotary, table_rows = fused if fused is not None else (None, batch.context_lens)
         query_norm = rotary.query_norm if rotary is not None else None
         key_norm = rotary.key_norm if rotary is not None else None
         if out is None:
             out = torch.empty((rows, heads.query, heads.dim), dtype=query.dtype, device=query.device)
-        decode_kernel[(rows, heads.kv, tiles.splits)](
+        decode_kernel[grid](
             query,
             rotary.cos if rotary is not None else query,
             rotary.sin if rotary is not None else query,
@@ -290,6 +302,8 @@ class PagedAttention:
             OVERLAP=overlap,
             TOKENS_AHEAD=_TOKENS_AHEAD,
             KV_FP8=key_cache.dtype == FP8,
+            HEADS_FIRST=tiles.heads_first,
+            LEAST_TILES=tiles.least_tiles,
             launch_pdl=overlap,
             num_warps=tiles.warps,
             num_stages=tiles.stages,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .paged_kernels import capped
+from .paged_kernels import as_multiplied, capped
 
 
 @triton.jit
@@ -111,6 +111,7 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINK: tl.constexpr,
+    KV_FP8: tl.constexpr,
 ):
     """One program: one head, BLOCK_M queries of one sequence; the grid's second dimension counts such tiles over all
     sequences and may be larger than their number. `scaling` is positive."""
@@ -138,6 +139,8 @@ def prefill_kernel(
     positions_q = first_position + tl.arange(0, BLOCK_M)
     at_q = (query_start + queries).to(tl.int64)
     q = tl.load(query + at_q[:, None] * query_stride + head * D + dims[None, :], mask=query_ok, other=0.0)
+    if KV_FP8:
+        q = as_multiplied(q)
 
     best = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
