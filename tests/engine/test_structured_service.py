@@ -125,7 +125,8 @@ def test_answers_behind_the_first_go_by_the_table_of_a_small_structure(
     again = dataclasses.replace(structured(1, "[ab]{2}(yes|no)"), seq_id=2)
     service.submit([again])
     assert ends(service, 1)[2] == first
-    assert [type(structure) for structure in structures] == [Matcher, Walker]
+    assert isinstance(structures[0], (Matcher, Walker))  # whichever was ready
+    assert isinstance(structures[1], Walker)
 
 
 def test_cancelled_while_its_grammar_is_compiled(start: Callable[[Gate], EngineService]) -> None:
