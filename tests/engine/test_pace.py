@@ -99,8 +99,11 @@ def test_time_behind_adds_up_while_prompts_wait_and_runs_off_afterwards() -> Non
 
 def test_the_tokens_of_a_pause_follow_the_price_of_a_token() -> None:
     assert Pace().pause_tokens == 0
-    assert timed(Pace(), [(20, 0)] * 50 + [(30, 1000)]).pause_tokens == 10_000
-    assert timed(Pace(), [(20, 0)] * 50 + [(220, 1000)]).pause_tokens == 500
+    assert timed(Pace(), [(20, 0)] * 50 + [(30, 1000)]).pause_tokens == pytest.approx(10_000, rel=1e-3)
+    assert timed(Pace(), [(20, 0)] * 50 + [(220, 1000)]).pause_tokens == pytest.approx(500, rel=1e-2)
+    tails = [(5, 0), (7, 6)] * 50
+    assert timed(Pace(), tails).pause_tokens == 0, "the last tokens of cached prompts do not tell"
+    assert timed(Pace(), [*tails, (5, 0), (25, 1000), *tails]).pause_tokens > 5000
     assert timed(Pace(), [(184, 0)] * 50 + [(300, 100)]).pause_tokens == 1, "a decode step alone takes longer"
 
 

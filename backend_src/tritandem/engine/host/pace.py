@@ -13,6 +13,7 @@ _SHARE = 0.1  # weight of the newest step
 _ENDED_SHARE = 1 / 256  # weight of the latest sequence that ended
 MOST_BEHIND_NS = 2_000_000_000
 PAUSE_NS = 120_000_000  # a step of prompts beside streams; the rest of the 150 ms is for what estimates miss
+_PRICED_TOKENS = 64  # of a step that says what prompt tokens cost; a few say what a step costs
 _LONGEST_ROUND_NS = 100_000_000  # between launches; longer ones were idle
 LAUNCH_AHEAD_NS = 3_000_000  # device work enqueued beyond the running step; more only delays who joins
 SLACK_NS = 1_000_000  # a launch must be done this long before the running step ends
@@ -30,6 +31,7 @@ class Pace:
     def __init__(self) -> None:
         self.decode_step_ns = 0
         self._prefill_ns = self._prefill_tokens = 0.0
+        self._chunk_ns = self._chunk_tokens = 0.0  # the same of steps of _PRICED_TOKENS or more
         self._previous_finish_ns = 0
         # (prefill tokens, ns) of the latest steps of a kind: those whose tokens have the same number of binary digits
         self._recent: dict[int, deque[tuple[int, int]]] = {}
@@ -47,8 +49,12 @@ class Pace:
         taken_ns = result.finished_ns - max(result.launched_ns, self._previous_finish_ns)
         self._previous_finish_ns = result.finished_ns
         if prefill_tokens:
-            self._prefill_ns = _average(self._prefill_ns, max(0, taken_ns - self.decode_step_ns))
+            added_ns = max(0, taken_ns - self.decode_step_ns)
+            self._prefill_ns = _average(self._prefill_ns, added_ns)
             self._prefill_tokens = _average(self._prefill_tokens, prefill_tokens)
+            if prefill_tokens >= _PRICED_TOKENS:
+                self._chunk_ns = _average(self._chunk_ns, added_ns)
+                self._chunk_tokens = _average(self._chunk_tokens, prefill_tokens)
         else:
             self.decode_step_ns = int(_average(self.decode_step_ns, taken_ns))
         recent = self._recent.setdefault(prefill_tokens.bit_length(), deque(maxlen=_RECENT_STEPS))
@@ -73,8 +79,9 @@ class Pace:
     @property
     def pause_tokens(self) -> int:
         """Prompt tokens that make a step as long as streams may pause, at the latest price; 0 until one was timed."""
-        token_ns = self.prefill_token_ns
-        return max(1, (PAUSE_NS - self.decode_step_ns) // token_ns) if token_ns else 0
+        if not self._chunk_ns:
+            return 0
+        return max(1, int((PAUSE_NS - self.decode_step_ns) * self._chunk_tokens / self._chunk_ns))
 
     def note_backlog(self, launched_ns: int, behind: bool) -> None:
         """A step was launched, and prompts had to wait for a later one or not."""
