@@ -7,22 +7,18 @@ step at most waits so, the newest. One thread, the core's.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from ...contracts.errors import EngineFailed
 from ...grammar import Matcher
-from ...grammar.compiled import MaskPool
-from ...machine.cgroup import quota_cores
-from ...machine.topology import usable_cores
 from ...telemetry.step_meter import StepMeter
 from ..step import STRUCTURED, Runner, StepPlan
 from ..structure.tables import Walker
+from ..structure.threads import mask_pool
 from .sequence import SequenceState
 
-MOST_THREADS = 8  # 256 masks are a few milliseconds of one
 SLOW_STEP_NS = 20_000_000  # for all masks of a step: who took so long?
 SLOW_MASK_NS = 5_000_000  # for one mask; the usual one takes a hundredth of a millisecond
 MANY_SLOW_MASKS = 8  # of one answer, which ends for the others' sake
@@ -32,7 +28,6 @@ Lost = list[tuple[SequenceState, str]]  # whose structure cannot be followed any
 class MaskServer:
     def __init__(self, runner: Runner, meter: StepMeter | None) -> None:
         self._runner, self._meter = runner, meter
-        self._pool: MaskPool | None = None  # exists once a mask was needed
         self._look_closer = False  # the masks before these took long
         self._waiting: StepPlan | None = None
 
@@ -84,7 +79,7 @@ class MaskServer:
         if self._look_closer:
             self._look_closer = self._write_one_by_one(matched)
         elif matched:
-            self._threads().fill([(matcher, s.slot) for s, matcher in matched], self._runner.masks)
+            mask_pool().fill([(matcher, s.slot) for s, matcher in matched], self._runner.masks)
             self._look_closer = time.monotonic_ns() - started_ns > SLOW_STEP_NS
         if self._meter is not None:
             taken_ns = time.monotonic_ns() - started_ns
@@ -104,12 +99,6 @@ class MaskServer:
                 sequence.slow_masks += 1
                 slow = True
         return slow
-
-    def _threads(self) -> MaskPool:
-        if self._pool is None:
-            cores = usable_cores(len(os.sched_getaffinity(0)), quota_cores())
-            self._pool = MaskPool(min(MOST_THREADS, cores))
-        return self._pool
 
 
 def _failed(sequence: SequenceState) -> str:

@@ -20,6 +20,7 @@ from ...grammar import Grammar, Matcher, Vocabulary, compile_grammar
 from ..step import mask_words
 from .spellings import Spellings
 from .tables import Table, Walker, may_be_small, table_of
+from .threads import mask_pool
 
 COMPILING_THREADS = 2
 KEPT_GRAMMARS = 512
@@ -95,6 +96,7 @@ class Preparer:
     def _read(self) -> Vocabulary:
         with self._reading:
             if self._vocabulary is None:
+                mask_pool()  # its threads may run where this one may
                 vocabulary = self._open(32 * self._words)
                 if vocabulary.words != self._words:
                     raise EngineFailed("the tokenizer has ids that the model has no logits for")
