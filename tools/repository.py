@@ -73,12 +73,14 @@ FACADES = {
         {"input_ids": "trtllm_ids", "text_input": "llm_api_text", "request_output_len": "max_tokens"}
         | {"streaming": "stream", "runtime_top_k": "top_k", "runtime_top_p": "top_p", "len_penalty": "length_penalty"}
         | _same(*(name for name in _SAMPLING if name not in ("max_tokens", "top_k", "top_p")), "end_id")
-        | _same("exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob", "stop")
+        | _same(
+            "exclude_input_in_output", "return_finish_reason", "return_stop_reason", "return_cumulative_logprob", "stop"
+        )
         | _same("pad_id", "beam_width", "num_return_sequences", *_FLAGS, *_REFUSED)
         | _same(*(t.name for t in schema.FACADE_INPUTS if t.name.startswith(PREFIX)))
         | _same("input_lengths", "stop_words_list", "bad_words_list")
         | _same(*(t.name for t in (*schema.FACADE_NEUTRAL_INPUTS, *schema.FACADE_REFUSED_INPUTS))),
-        ("text_output", "output_ids", "sequence_length", "finish_reason", "cumulative_logprob", *_PERF),
+        ("text_output", "output_ids", "sequence_length", "finish_reason", "stop_reason", "cumulative_logprob", *_PERF),
     ),
 }
 

@@ -174,6 +174,9 @@ class TableText:
     def flush(self, state: Any) -> str:
         return ""
 
+    def stop_word(self, state: Any) -> str:
+        return ""
+
 
 class SleepingSink:
     """A round trip of `trip_s` that releases the interpreter lock, as a Triton response does."""

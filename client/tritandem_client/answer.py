@@ -88,6 +88,7 @@ class Answer:
             cumulative_logprob=_at(outputs, "cumulative_logprob", at, None),
             logprobs=_logprobs(_at(outputs, "logprobs", at, None)),
             prompt_logprobs=_logprobs(_first(outputs, "prompt_logprobs", None)) if at == 0 else (),
+            stop_reason=_stop_reason(_at(outputs, "stop_reason", at, None)),
             index=int(_at(outputs, "sequence_index", at, 0)) or at,
         )
         self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
@@ -130,6 +131,7 @@ class Answer:
             logprobs=first.logprobs,
             prompt_logprobs=self._prompt_logprobs,
             seed=first.seed,
+            stop_reason=first.stop_reason,
             choices=choices if len(choices) > 1 else (),
             timings=self._timings(),
         )
@@ -157,19 +159,22 @@ class _Part:
     finish_reason: str | None = None
     cumulative_logprob: float | None = None
     seed: int | None = None
+    stop_reason: str | int | None = None
 
     def add(self, chunk: Chunk, seed: int | None) -> None:
         self.texts.append(chunk.text)
         self.tokens += chunk.num_output_tokens
         self.logprobs += chunk.logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.stop_reason = chunk.stop_reason if self.stop_reason is None else self.stop_reason
         if chunk.cumulative_logprob is not None:
             self.cumulative_logprob = chunk.cumulative_logprob
         self.seed = self.seed if seed is None else seed
 
     def choice(self) -> Choice:
         text, logprobs = "".join(self.texts), tuple(self.logprobs)
-        return Choice(text, self.finish_reason, self.tokens, self.cumulative_logprob, logprobs, self.seed)
+        counts = (self.tokens, self.cumulative_logprob, logprobs, self.seed, self.stop_reason)
+        return Choice(text, self.finish_reason, *counts)
 
 
 def _first(outputs: Outputs, name: str, default: Any) -> Any:
@@ -180,6 +185,11 @@ def _at(outputs: Outputs, name: str, at: int, default: Any) -> Any:
     """Where a response says less, the default."""
     values = outputs.get(name, ())
     return values[at] if at < len(values) else default
+
+
+def _stop_reason(text: str | None) -> str | int | None:
+    """JSON: a stop word, a stop id or null."""
+    return json.loads(text) if text else None
 
 
 def _logprobs(text: Any) -> tuple[TokenLogprob, ...]:

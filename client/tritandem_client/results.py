@@ -47,6 +47,7 @@ class Chunk:
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # on the first chunk, where asked for
+    stop_reason: str | int | None = None  # on the last chunk, as a Result has it
     index: int = 0  # of the answer that it belongs to, of `n`
 
 
@@ -60,6 +61,7 @@ class Choice:
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Result:
     """A whole answer. `outcome` is COMPLETED, STOPPED (by id) or CANCELLED (the stream was closed early).
 
     With `n` above 1 it is the first one; `choices` are all of them by index, and `num_output_tokens` those of all.
+    `stop_reason`: which of the request's stop words or stop ids ended it, where the client's `report` asks for it.
     `seed`: sent with the same request, it repeats the answer; None where the client's `report` does not ask for it.
     """
 
@@ -81,6 +84,7 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     seed: int | None = None
+    stop_reason: str | int | None = None
     choices: tuple[Choice, ...] = ()
     timings: Timings = field(default_factory=Timings)
 

@@ -36,6 +36,7 @@ INPUT_TYPES: dict[str, str] = {
     "stop": "BOOL",
     "exclude_input_in_output": "BOOL",
     "return_finish_reason": "BOOL",
+    "return_stop_reason": "BOOL",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "return_cumulative_logprob": "BOOL",

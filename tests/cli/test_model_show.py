@@ -10,6 +10,8 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, LlamaConfig
 from tritandem.cli.main import main
+from tritandem.cli.model_fit import fit
+from tritandem.cli.model_show import summary
 
 from tests.engine import quantized_folders
 
@@ -52,6 +54,31 @@ def test_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["chat template"] == "none: chats are refused"
     assert said["can be served"].startswith("yes")
     assert said["on a GPU"].startswith("fused kernels in CUDA Graphs; seen of a tiny random model")
+    assert "tools" not in said
+
+
+def test_what_fits_and_what_the_chat_template_serves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "chat_template.jinja").write_text("{% if tools %}{{ tools }}<tool_call>{% endif %}{{ messages }}</think>")
+    code, out = shown(capsys, str(folder), "--gpu-gb", "0.1")
+    said = {line[:21].strip(): line[22:] for line in out.splitlines()}
+    assert (code, said["tools"]) == (0, "called as hermes")
+    assert said["thoughts"] == "think"
+    # Two layers with keys and values of 2 heads of 8, in bfloat16; as much of a tenth of a GB as the cache gets.
+    assert "KV cache 128 bytes a token; a GPU of 0.1 GB holds at most " in said["memory"]
+    _, out = shown(capsys, str(folder), "--gpu-gb", "0.1", "--json")
+    facts = json.loads(out)
+    weights = 2 * facts["parameters"]
+    assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 2
+    assert facts["fits"]["kv_tokens"] == int((1e8 - weights) * 0.9 / 128)
+    assert facts["fits"]["sequences"] == {"128": facts["fits"]["kv_tokens"] // 128}, "its context is shorter than 2,048"
+
+
+def test_what_does_not_fit_is_said_so(folder: Path) -> None:
+    facts = summary(folder)
+    assert fit(facts, 1000) == {"gpu_bytes": 1000, "weight_bytes": 2 * facts["parameters"], "kv_tokens": 0,
+                                "sequences": {128: 0}}  # fmt: skip
+    assert fit({**facts, "layers": None}, 10**9) is None
+    assert fit({**facts, "quantization": "gptq", "weight_bytes": 7}, 10**9)["weight_bytes"] == 7
 
 
 def test_what_is_quantized_and_how_large_it_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

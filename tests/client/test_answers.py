@@ -26,6 +26,15 @@ def test_generate_gives_the_whole_answer_with_counts_and_stamps(way: Any) -> Non
     assert 0 < result.timings.ttft_s <= result.timings.total_s
 
 
+@pytest.mark.parametrize(("said", "meant"), [('"END"', "END"), ("42", 42), (None, None)])
+def test_what_stopped_an_answer_is_asked_for_by_report(way: Any, said: str | None, meant: str | int | None) -> None:
+    end = {**last("Paris.", 3), **({"stop_reason": ("BYTES", [said])} if said else {})}
+    server, client = way.connect(saying(end), report=("stop_reason",))
+    assert client.generate("x").stop_reason == meant
+    assert server.visitors.requests[0].inputs["return_stop_reason"] == [True]
+    assert [chunk.stop_reason for chunk in client.stream("x")] == [meant]
+
+
 def test_the_seed_is_asked_for_by_report(way: Any) -> None:
     answer = {**last("Paris.", 3), "used_seed": ("UINT64", [2**53 - 1])}
     server, client = way.connect(saying(answer), report=("seed",))

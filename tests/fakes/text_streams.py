@@ -21,6 +21,7 @@ def text_of(tokens: Sequence[int]) -> str:
 class FakeText:
     stop_words: tuple[str, ...]
     over: bool = False
+    found: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class FakeTextStreams:
             start += count
         return steps
 
+    def stop_word(self, state: FakeText) -> str:
+        if not state.over:
+            raise AssertionError("a text that no stop word has ended")
+        return state.found
+
     def flush(self, state: FakeText) -> str:
         if state.over:
             raise AssertionError("a text was flushed after its end")
@@ -63,6 +69,6 @@ class FakeTextStreams:
     def _step(self, state: FakeText, tokens: list[int]) -> FakeStep:
         for used, token in enumerate(tokens):
             if text_of([token]) in state.stop_words:
-                state.over = True
+                state.over, state.found = True, text_of([token])
                 return FakeStep(text_of(tokens[:used]), True, used + 1)
         return FakeStep(text_of(tokens), False, len(tokens))

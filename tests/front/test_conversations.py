@@ -17,7 +17,8 @@ from tritandem.front.messages import Messages
 from tritandem.front.responses import Responses
 
 from tests.client.scripts import chunk, last, saying, streaming
-from tests.front.test_app import House, house
+from tests.fakes.triton_protocol import Received
+from tests.front.test_app import HELLO, House, house
 from tests.front.test_turns import CALLING, FORMATS, TOOLS
 
 __all__ = ["house"]
@@ -257,3 +258,32 @@ def test_no_body_of_any_kind_is_a_fault_of_ours() -> None:
                 for inner in (value, [{"role": "user", "content": value}], [{"type": value}], {"type": value}):
                     with contextlib.suppress(ApiError):
                         read_ask(CHAT, endpoint.to_chat({**good, name: inner}))
+
+
+def stopped_by(word: str) -> Any:
+    """A model that speaks and is stopped by a word of the request's."""
+
+    def model(request: Received) -> Any:
+        yield chunk("Par")
+        yield {**last(), "stop_reason": ("BYTES", [json.dumps(word)])}
+
+    return model
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_is_told_by_its_name(house: House, stream: bool) -> None:
+    body = {**ASK[MESSAGES], "max_tokens": 9, "stop_sequences": ["is"], "stream": stream}
+    reply = house.ask(stopped_by("is"), "POST", MESSAGES, body)
+    [said] = [x["delta"] for x in events_of(reply.body) if x["type"] == "message_delta"] if stream else [reply.json]
+    assert (said["stop_reason"], said["stop_sequence"]) == ("stop_sequence", "is")
+    reply = house.ask(streaming(), "POST", MESSAGES, {**ASK[MESSAGES], "max_tokens": 9})
+    assert (reply.json["stop_reason"], reply.json["stop_sequence"]) == ("end_turn", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_choices_tell_what_stopped_them(house: House, path: str) -> None:
+    asked = HELLO if "chat" in path else {"prompt": "hello"}
+    assert house.ask(stopped_by("is"), "POST", path, asked).json["choices"][0]["stop_reason"] == "is"
+    ends = house.ask(stopped_by("is"), "POST", path, {**asked, "stream": True}).events
+    assert [event["choices"][0].get("stop_reason") for event in ends] == [*[None] * (len(ends) - 1), "is"]
+    assert "stop_reason" not in house.ask(streaming(), "POST", path, asked).json["choices"][0]

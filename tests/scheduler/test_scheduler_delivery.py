@@ -6,6 +6,7 @@ import random
 import threading
 
 import numpy as np
+import pytest
 from tritandem.contracts.answers import Chunk
 from tritandem.contracts.errors import Outcome
 from tritandem.contracts.fields import SamplingParams
@@ -162,6 +163,22 @@ def test_nothing_past_a_stop_word_is_delivered_or_counted(start: Start) -> None:
     sink.wait_end()
     wait_until(lambda: engine.cancelled_ids == [seq_id])
     assert (sink.text, sink.num_tokens) == ("1.", 2)
+    assert sink.chunks[-1].stop_reason == "7."
+
+
+@pytest.mark.parametrize(("named", "reason"), [(((99, 99),), 99), (((99, "<|end|>"),), "<|end|>"), (((3, 3),), None)])
+def test_a_token_that_the_client_named_is_the_reason_and_the_models_own_is_none(
+    start: Start, named: tuple[tuple[int, str | int], ...], reason: str | int | None
+) -> None:
+    engine, sink, other = FakeEngine(automatic=False), RecordingSink(), RecordingSink()
+    service = start([engine]).service
+    service.submit(request(3, max_tokens=50, named_stops=named), sink)
+    service.submit(request(3, max_tokens=50), other)
+    first, second = engine.wait_live(2)
+    engine.emit([(first, [1, 99], STOP), (second, [2, 98], STOP)])
+    sink.wait_end()
+    other.wait_end()
+    assert (sink.chunks[-1].stop_reason, other.chunks[-1].stop_reason) == (reason, None)
 
 
 def test_the_prompt_comes_first_and_once_when_asked_for(start: Start) -> None:

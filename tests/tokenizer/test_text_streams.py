@@ -140,6 +140,20 @@ def test_stop_words_cut_exactly_however_the_tokens_arrive(
         assert answered(streams, ids, words, counts) == singly
 
 
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [((",", "world"), ","), (("!", "world!"), "world!"), (("world! 😀", "orl"), "orl"), (("END",), ""), ((), "")],
+)
+def test_the_stop_word_that_ended_a_text_is_known(tokenizer: TextTokenizer, words: tuple[str, ...], found: str) -> None:
+    streams = tokenizer.streams()
+    ids = tokenizer.encode("Hello, world! 😀 Bye", add_special_tokens=False).ids
+    at_once, singly = streams.open(NO_PROMPT, words), streams.open(NO_PROMPT, words)
+    streams.push([at_once], ids, np.array([len(ids)], np.int32))
+    for token in ids.tolist():
+        streams.push([singly], *one(token))
+    assert streams.stop_word(at_once) == streams.stop_word(singly) == found
+
+
 def test_tokens_used_ends_with_the_token_that_completed_the_stop_word(tokenizer: TextTokenizer) -> None:
     streams = tokenizer.streams()
     ids = tokenizer.encode("one two three four", add_special_tokens=False).ids.tolist()

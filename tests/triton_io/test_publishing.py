@@ -170,6 +170,9 @@ def test_detokenizing_is_timed_a_flush_at_a_time() -> None:
         def flush(self, state: Any, /) -> str:
             return "rest"
 
+        def stop_word(self, state: Any, /) -> str:
+            return ""
+
     times = DurationCounts(f.DETOKENIZE)
     timed = TimedTextStreams(Streams(), times)
     assert (timed.open(np.zeros(1, np.int32), ()), timed.flush("state")) == ("state", "rest")

@@ -161,6 +161,14 @@ def test_lists_come_as_texts_where_parameters_hold_no_lists() -> None:
         request(PROMPT, {"stop": "[1]"})
 
 
+def test_stops_that_the_client_named_are_told_apart_from_the_models_own() -> None:
+    asked = {"stop_token_ids": [5, 2], "stop": ["x", "<|im_end|>"]}
+    made = sampled(**asked)
+    assert (made.stop_ids, made.named_stops) == ((2, 5, 7), ((5, 5), (7, "<|im_end|>"))), "2 is the model's end"
+    assert sampled(**asked, ignore_eos=True).named_stops == ((5, 5), (2, 2), (7, "<|im_end|>"))
+    assert sampled().named_stops == ()
+
+
 def test_the_setting_says_whether_answers_begin_with_the_prompt_where_requests_do_not() -> None:
     for setting, once, streamed in (("streams", True, False), ("all", False, False), ("none", True, True)):
         for stream, echoed in ((False, once), (True, streamed)):

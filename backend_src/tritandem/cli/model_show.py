@@ -1,4 +1,4 @@
-"""`tritandem model show`: what a model's files say, and whether they can be served, without loading a weight."""
+"""`tritandem model show`: what a model's files say, what fits, whether it can be served; no weight is loaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from tritandem.contracts.errors import ConfigError
+from tritandem.front.formats.choose import NONE, choose
 from tritandem.host import Refusal
+from tritandem.model_facts.chat_facts import chat_templates
 from tritandem.models.catalog import CATALOG
 from tritandem.models.fetch import in_cache
 
+from .model_fit import fit, kv_bytes_a_token
+from .numbers import number
+
+# Whether a form in which the model calls functions is known.
+TOLD = {True: "called as {}", False: "no known form: requests with tools are refused (--openai-tool-parser names one)"}
 EXIT_SERVED, EXIT_NOT_SERVED = 0, 1
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -21,11 +28,15 @@ _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "HF_HUB_OFFLIN
 def add_parser(actions: Any) -> None:
     parser = actions.add_parser(
         "show",
-        help="what a model's files say, and whether it can be served",
-        description="What a model's files say, without loading them, and whether it can be served: exit code 0 or 1. "
+        help="what a model's files say, what of it fits, and whether it can be served",
+        description="What a model's files say, without loading them, how many sequences a GPU holds beside it, what of "
+        "the OpenAI API its chat template serves, and whether it can be served: exit code 0 or 1. "
         "Takes some seconds, most of them to import torch.",
     )
     parser.add_argument("model", metavar="DIR|GGUF|NAME", help="a folder, a GGUF file, or the name of a fetched model")
+    parser.add_argument(
+        "--gpu-gb", type=number(0.1, 1e5), default=80.0, metavar="GB", help="memory of the GPU (default: %(default)g)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.set_defaults(run=run)
 
@@ -34,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Raises Refusal for a model that is not there, ConfigError for files that cannot be read at all."""
     path = locate(args.model)
     facts = summary(path)
+    fits = {"kv_bytes_per_token": kv_bytes_a_token(facts), "fits": fit(facts, int(args.gpu_gb * 1e9))}
+    formats = choose(chat_templates(path))
+    facts |= fits | {"tool_format": formats.tools, "reasoning_format": formats.reasoning}
     if not args.json:
         print("\n".join(lines(path, facts)), flush=True)
     reason = why_not_served(path)
@@ -121,9 +135,24 @@ def lines(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
         )
     chars = facts["chat_template_chars"]
     yield _line("chat template", f"{chars} characters" if chars else "none: chats are refused")
+    if chars:
+        yield _line("tools", TOLD[facts["tool_format"] != NONE].format(facts["tool_format"]))
+        yield _line("thoughts", "none known" if facts["reasoning_format"] == NONE else facts["reasoning_format"])
+    if facts["fits"]:
+        yield _line("memory", _memory(facts))
     yield _line("its own sampling", _pairs(facts["generation_defaults"]) or "not said")
     if "tokens_without_row" in stated:
         yield _line("tokens without a row", ", ".join(facts["tokens_without_row"]))
+
+
+def _memory(facts: Mapping[str, Any]) -> str:
+    fits = facts["fits"]
+    weights, gpu = fits["weight_bytes"] / 1e9, fits["gpu_bytes"] / 1e9
+    each = f"KV cache {facts['kv_bytes_per_token']:,} bytes a token"
+    if not fits["kv_tokens"]:
+        return f"weights {weights:.2f} GB, {each}: a GPU of {gpu:g} GB holds no token beside them"
+    counts = ", ".join(f"{count:,} of {length:,} tokens" for length, count in fits["sequences"].items())
+    return f"weights {weights:.2f} GB, {each}; a GPU of {gpu:g} GB holds at most {counts}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

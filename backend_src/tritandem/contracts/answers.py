@@ -53,6 +53,7 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # set on the first chunk, where asked for
     index: int | None = None  # of the answer, where several were asked for
     choices: tuple[Chunk, ...] = ()  # all of them, where several go out in one response
+    stop_reason: str | int | None = None  # of the last chunk: the request's stop word or stop id that ended the answer
 
 
 class ResponseSink(Protocol):

@@ -45,6 +45,7 @@ class GenerationRequest:
     prompt_text: str | None = None  # only where the output must repeat it
     stop_words: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    named_stops: tuple[tuple[int, str | int], ...] = ()  # stop_ids that the client asked for, as it did
     bad_words: tuple[tuple[int, ...], ...] = ()  # token id sequences that must not appear
     logit_bias: tuple[tuple[int, float], ...] = ()  # each id once
     allowed_token_ids: tuple[int, ...] = ()  # (): all

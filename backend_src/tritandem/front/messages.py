@@ -202,7 +202,10 @@ class MessagesNarrator:
         yield from self._close()
 
     def end(self, reason: str, result: Result, called: bool) -> Iterator[Event]:
-        self._end["stop_reason"] = "max_tokens" if reason == "length" else "tool_use" if called else "end_turn"
+        word = result.stop_reason if isinstance(result.stop_reason, str) else None
+        ended = "stop_sequence" if word is not None else "end_turn"
+        self._end["stop_reason"] = "max_tokens" if reason == "length" else "tool_use" if called else ended
+        self._end["stop_sequence"] = word
         self._usage = {
             "input_tokens": result.num_input_tokens - result.cached_tokens,
             "cache_read_input_tokens": result.cached_tokens,

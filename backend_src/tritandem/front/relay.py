@@ -18,7 +18,7 @@ from .chat_turns import ChatTurns
 from .completions import scores_of_prompt, with_prompt
 from .exchange import Exchange
 from .formats.turn import Turn
-from .shapes import DONE, Envelope, Shape, finish_reason, usage
+from .shapes import DONE, Envelope, Shape, finish_reason, stop_reason, usage
 from .tokenize import detokenize
 
 Heard = TypeVar("Heard", Chunk, Result)
@@ -136,12 +136,12 @@ class Relay:
             parts = [*turn.feed(chunk.text), *(turn.end() if ended else ())]
             choices = self._turns.choices(index, parts, logprobs, self._ask.logprobs or 0)
             if ended:
-                choices.append(self._turns.ending(index, turn, finish_reason(chunk.finish_reason)))
+                choices.append(self._turns.ending(index, turn, finish_reason(chunk.finish_reason)) | stop_reason(chunk))
             return b"".join(event([choice]) for choice in choices)
         if chunk.text or logprobs:
             data = event([shape.piece(index, chunk.text, logprobs, self._ask.logprobs or 0, offset)])
         if chunk.finish_reason is not None:
-            data += event([shape.ending(index, finish_reason(chunk.finish_reason))])
+            data += event([shape.ending(index, finish_reason(chunk.finish_reason)) | stop_reason(chunk)])
         return data
 
     def _with_prompt(self, index: int, choice: dict[str, Any]) -> dict[str, Any]:
@@ -163,16 +163,17 @@ class Relay:
     def _choice(self, index: int, result: Result | Choice) -> dict[str, Any]:
         logprobs = None if self._ask.logprobs is None else result.logprobs
         reason = finish_reason(result.finish_reason)
+        top, told = self._ask.logprobs or 0, stop_reason(result)
         if self._turns:
-            return self._turns.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0)
+            return self._turns.whole(index, result.text, reason, logprobs, top) | told
         offset = len(self._echo[index // self._ask.n])
-        return self._shape.whole(index, result.text, reason, logprobs, self._ask.logprobs or 0, offset)
+        return self._shape.whole(index, result.text, reason, logprobs, top, offset) | told
 
 
 def _prompt_alone(said: Said) -> Said:
     """Without the one token that the model had to say."""
     reason = said.finish_reason and "length"
-    alone = replace(said, text="", num_output_tokens=0, logprobs=(), finish_reason=reason)
+    alone = replace(said, text="", num_output_tokens=0, logprobs=(), finish_reason=reason, stop_reason=None)
     if isinstance(alone, Result):
         alone = replace(alone, choices=tuple(_prompt_alone(choice) for choice in alone.choices))
     return alone

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tritandem_client import Result, TokenLogprob
+from tritandem_client import Choice, Chunk, Result, TokenLogprob
 
 # The engine's words for an end that has none of OpenAI's: somebody stopped the answer by its id.
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
@@ -43,6 +43,11 @@ class Shape(Protocol):
 def finish_reason(said: str | None) -> str:
     """OpenAI's word."""
     return _REASONS.get(said or "", "stop")
+
+
+def stop_reason(said: Chunk | Choice | Result) -> dict[str, Any]:
+    """What of the request's own stop words and ids ended the answer: a member of vLLM's, left out where none did."""
+    return {} if said.stop_reason is None else {"stop_reason": said.stop_reason}
 
 
 def usage(results: Sequence[Result]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ PR_SET_PDEATHSIG = 1
 # Between requests of one client; a proxy in front should give up earlier.
 IDLE_CONNECTION_S = 75
 BACKLOG = 2048
+REPORT = ("finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens")
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
@@ -100,7 +101,7 @@ def main(words: list[str] | None = None) -> None:
 
 async def serve(site: Site, books: Books, args: argparse.Namespace) -> None:
     """Until SIGTERM, and then until the last request has ended."""
-    async with AsyncClient(args.grpc_url, timeout_s=None, stop_on_close=True) as client:
+    async with AsyncClient(args.grpc_url, timeout_s=None, stop_on_close=True, report=REPORT) as client:
         app = App(site, client, books, Meter(args.limits_fd, args.worker))
         config = uvicorn.Config(
             app,

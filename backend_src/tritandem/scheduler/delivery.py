@@ -64,10 +64,13 @@ class TokenRouter:
                 if step.stopped:
                     used = step.tokens_used
                     ending = STOP_WORD if code == RUNNING else STOP_WORD_AT_END
+                    ticket.stop_reason = self._text.stop_word(ticket.text_state)
                 elif isinstance(step, _Broken):
                     ending = ended_by_error(EngineFailed(step.error), engine_knows=code != RUNNING)
                 elif code != RUNNING:
                     ending = ended_by_engine(code, batch.errors.get(row))
+                    if code == STOP and ticket.request.named_stops and counts[row]:
+                        ticket.stop_reason = dict(ticket.request.named_stops).get(last_token(batch, row))
                     if ending.reason is not None:
                         text += self._text.flush(ticket.text_state)
                 if ticket.blank or ending is not None:
@@ -128,6 +131,11 @@ def prompt_logprobs(ticket: Ticket, scores: TokenScores) -> tuple[TokenLogprob, 
     top = [tuple(zip(*pairs, strict=True)) for pairs in alternatives]
     rest = map(TokenLogprob, ids[1:], scores.logprobs.tolist(), top)
     return (TokenLogprob(ids[0], None), *rest)
+
+
+def last_token(batch: TokenBatch, row: int) -> int:
+    """Of a row that has any."""
+    return int(batch.tokens[int(batch.token_counts[: row + 1].sum()) - 1])
 
 
 def take_logprobs(ticket: Ticket, batch: TokenBatch, row: int, used: int) -> list[TokenLogprob]:

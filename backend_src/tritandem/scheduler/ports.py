@@ -46,6 +46,9 @@ class TextStreamsPort(Protocol):
     def flush(self, state: Any, /) -> str:
         """What was held back, at the end of an answer."""
 
+    def stop_word(self, state: Any, /) -> str:
+        """What a step with `stopped` has found."""
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:

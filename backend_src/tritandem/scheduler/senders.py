@@ -114,6 +114,7 @@ class Senders:
             stamps=ticket.stamps(self._clock()) if ended_well else None,
             seed=ticket.request.sampling.seed,
             prompt_logprobs=prompt_logprobs,
+            stop_reason=ticket.stop_reason if ending is not None else None,
         )
 
 

@@ -55,6 +55,7 @@ class Ticket:
         "sending",
         "seq_id",
         "sink",
+        "stop_reason",
         "submissions",
         "text_state",
         "texts",
@@ -109,6 +110,7 @@ class Ticket:
         self.cumulative_logprob = 0.0
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # still to be sent
         self.cached_tokens = 0
+        self.stop_reason: str | int | None = None  # the stop word, or the id among the request's own, that ended it
         self.engine_stamps: Int64Array | None = None  # [4], see TokenBatch.stamps_ns
 
     def stamps(self, finished_ns: int) -> Stamps:

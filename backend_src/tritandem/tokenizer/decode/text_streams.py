@@ -31,7 +31,7 @@ class TextStep(NamedTuple):
 class TextState:
     """One sequence's text so far that has not been emitted."""
 
-    __slots__ = ("early", "held", "stop", "stopped", "undecoded")
+    __slots__ = ("early", "found", "held", "stop", "stopped", "undecoded")
 
     def __init__(self, undecoded: Undecoded, stop: StopWords | None, early: int) -> None:
         self.undecoded = undecoded
@@ -39,6 +39,7 @@ class TextState:
         self.early = early  # so many tokens more are text whatever they spell; 0 without stop words
         self.held = ""  # decoded, but possibly the beginning of a stop word
         self.stopped = False
+        self.found = ""  # the stop word that was completed
 
 
 class TextStreams:
@@ -84,6 +85,10 @@ class TextStreams:
         hit = state.stop.find(rest) if state.stop else None
         return rest[: hit[0]] if hit else rest
 
+    def stop_word(self, state: TextState) -> str:
+        """The stop word that ended the text; "": none did."""
+        return state.found
+
     def _push_one(self, state: TextState, token: int) -> TextStep:
         if state.held or state.stopped or state.early:
             return self._push_some(state, [token])
@@ -118,7 +123,7 @@ class TextStreams:
         text = state.held + text
         hit = stop.find(text)
         if hit:
-            state.stopped = True
+            state.stopped, state.found = True, text[hit[0] : hit[1]]
             return TextStep(text[: hit[0]], True, self._tokens_until(state, ids, hit[1]))
         held = stop.held_back(text)
         state.undecoded, state.held = undecoded, text[len(text) - held :]

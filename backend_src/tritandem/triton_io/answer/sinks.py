@@ -34,6 +34,7 @@ PER_SEQUENCE = frozenset(
     (
         "text_output",
         "finish_reason",
+        "stop_reason",
         "num_output_tokens",
         "cumulative_logprob",
         "logprobs",
@@ -182,6 +183,8 @@ class TritonSink:
         arrays: dict[str, Any] = {"cached_tokens": np.array([chunk.cached_tokens], np.uint32)}
         if "finish_reason" in self._returns.names and chunk.finish_reason is not None:
             arrays["finish_reason"] = _text(chunk.finish_reason.value)
+        if "stop_reason" in self._returns.names:
+            arrays["stop_reason"] = _text(json.dumps(chunk.stop_reason))
         if "used_seed" in self._returns.names:
             arrays["used_seed"] = np.array([chunk.seed], np.uint64)
         if "arrival_time_ns" in self._returns.names and chunk.stamps is not None:

@@ -16,7 +16,7 @@ class TimedTextStreams:
 
     def __init__(self, streams: TextStreamsPort, times: DurationCounts) -> None:
         self._streams, self._times = streams, times
-        self.open, self.flush = streams.open, streams.flush
+        self.open, self.flush, self.stop_word = streams.open, streams.flush, streams.stop_word
 
     def push(self, states: list[Any], tokens: Int32Array, counts: Int32Array, /) -> Sequence[TextStep]:
         begun_ns = time.monotonic_ns()

@@ -139,7 +139,8 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
         sampling=sampling,
         prompt_text=None if output.exclude_input else draft.prompt.text,
         stop_words=_stop_words(draft.fields, limits),
-        stop_ids=_stop_ids(draft.fields, limits),
+        named_stops=(named := _named_stops(draft.fields, limits)),
+        stop_ids=_stop_ids(draft.fields, limits, named),
         bad_words=_bad_words(draft.fields, limits),
         logit_bias=draft.fields.logit_bias,
         allowed_token_ids=draft.fields.allowed_token_ids,
@@ -242,12 +243,22 @@ def _check_ids(prompt: PromptSource, input_ids: Int32Array, limits: ModelLimits)
         raise InvalidRequest("input_ids", low if low < 0 else high, f"ids in 0..{limits.vocab_size - 1}")
 
 
-def _stop_ids(fields: SamplingFields, limits: ModelLimits) -> tuple[int, ...]:
-    ends = limits.end_ids if fields.end_id is None else (fields.end_id,)
+def _end_ids(fields: SamplingFields, limits: ModelLimits) -> tuple[int, ...]:
     if fields.ignore_eos or (fields.end_id is not None and not 0 <= fields.end_id < limits.vocab_size):
-        ends = ()  # an end token that no token is
-    control = (limits.control_ids[word] for word in fields.stop_words if word in limits.control_ids)
-    stop_ids = tuple(dict.fromkeys((*ends, *fields.stop_token_ids, *control)))
+        return ()  # an end token that no token is
+    return limits.end_ids if fields.end_id is None else (fields.end_id,)
+
+
+def _named_stops(fields: SamplingFields, limits: ModelLimits) -> tuple[tuple[int, str | int], ...]:
+    """Ids that the client asked for, each with its name there, beside the end tokens."""
+    named: dict[int, str | int] = {token: token for token in fields.stop_token_ids}
+    named |= {limits.control_ids[word]: word for word in fields.stop_words if word in limits.control_ids}
+    ends = _end_ids(fields, limits) if named else ()
+    return tuple((token, name) for token, name in named.items() if token not in ends)
+
+
+def _stop_ids(fields: SamplingFields, limits: ModelLimits, named: tuple[tuple[int, str | int], ...]) -> tuple[int, ...]:
+    stop_ids = (*_end_ids(fields, limits), *(token for token, _ in named))
     _check_range("stop_token_ids", fields.stop_token_ids, limits)
     if len(stop_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest("stop_token_ids", f"{len(stop_ids)} with the end tokens", f"at most {MAX_STOP_TOKEN_IDS}")

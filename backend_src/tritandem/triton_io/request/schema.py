@@ -90,6 +90,7 @@ OUTPUT_INPUTS = (
         "leave the prompt out of text_output",
     ),
     _one("return_finish_reason", "BOOL", "true", "true, false", "finish_reason on the last response"),
+    _one("return_stop_reason", "BOOL", "false", "true, false", "stop_reason on the last response"),
     _one("return_num_input_tokens", "BOOL", "false", "true, false", "num_input_tokens on each response"),
     _one("return_num_output_tokens", "BOOL", "false", "true, false", "num_output_tokens on each response"),
     _one("return_cumulative_logprob", "BOOL", "false", "true, false", "cumulative_logprob on each response"),
@@ -167,7 +168,6 @@ INPUTS: tuple[PublicTensor, ...] = (
 # As the last two tables, of the TensorRT-LLM backend's inner model.
 FACADE_NEUTRAL_INPUTS = (
     _one("early_stopping", "BOOL", "false", "false", "belongs to beam search"),
-    _one("return_stop_reason", "BOOL", "false", "false", "see finish_reason"),
     _one("sampling_param_best_of", "INT32", "1", "1", "one answer a request"),
     _one("sampling_param_return_perf_metrics", "BOOL", "", "any", "see return_perf_metrics"),
 )
@@ -260,6 +260,13 @@ STAMP_COUNT = 9  # fields of contracts.Stamps, in order
 OUTPUTS: tuple[PublicTensor, ...] = (
     _many("text_output", "BYTES", "", "UTF-8", "the text since the last response; with n in one response, n of them"),
     _many("finish_reason", "BYTES", "", "stop, length, cancelled", "last response, of each of n; n in one response"),
+    _many(
+        "stop_reason",
+        "BYTES",
+        "",
+        "JSON",
+        "when asked: the stop word or id that ended it, else null; as finish_reason",
+    ),
     _one("num_input_tokens", "UINT32", "", "", "when asked: tokens of the prompt"),
     _many(
         "num_output_tokens",
@@ -315,6 +322,7 @@ FACADE_OUTPUTS = (
 # Outputs that are sent only when their input flag says so.
 OUTPUTS_OF_FLAG = {
     "return_finish_reason": ("finish_reason",),
+    "return_stop_reason": ("stop_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_cumulative_logprob": ("cumulative_logprob",),
