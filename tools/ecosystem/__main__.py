@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import venv
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -34,6 +35,7 @@ PAGE = ROOT / "docs" / "ecosystem.md"
 PROTOCOL = PLACE / "triton.protoset"
 TIMEOUT_S = 240
 MAX_WORDS_CHARS = 160
+HEADS = ("program", "version", "calls", "run on", "result", "the last that it wrote")
 
 
 def install(program: Program) -> tuple[Path, str]:
@@ -83,11 +85,11 @@ def write_protocol() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.ecosystem", description=__doc__)
-    parser.add_argument("--only", default="", help="programs whose name holds one of these, by commas; the page stays")
+    parser.add_argument("--only", default="", help="programs whose name holds one of these, by commas; other rows stay")
     only = parser.parse_args().only
     write_protocol()
     chosen = [one for one in EVERY if any(word.lower() in one.name.lower() for word in only.split(","))]
-    rows, failed = [], 0
+    rows, failed, day = {}, 0, datetime.now(timezone.utc).date().isoformat()
     model = fetch(DEFAULT_MODEL, print)
     installed = []
     for program in chosen:
@@ -111,15 +113,22 @@ def main() -> int:
                 failed += not served
                 print(f"{program.name} {version}: {'served' if served else 'FAILED'}: {words}", flush=True)
                 result = "served" if served else "**failed**"
-                rows.append((program.name, version, program.calls, result, f"`{words[:MAX_WORDS_CHARS]}`"))
+                said = f"`{words[:MAX_WORDS_CHARS]}`"
+                rows[program.name] = (program.name, version, program.calls, day, result, said)
         finally:
             front.kill()
-    if not only:
-        day = datetime.now(timezone.utc).date().isoformat()
-        table = generated.table(("program", "version", "calls", "result", "the last that it wrote"), rows)
-        block = f"Run on {day}.\n\n{table}"
-        PAGE.write_text(generated.filled(PAGE.read_text(), {"ecosystem": block}))
+    write_page(rows)
     return 1 if failed else 0
+
+
+def write_page(rows: Mapping[str, tuple[str, ...]]) -> None:
+    """With these rows; what was not run keeps the row that it has."""
+    page = PAGE.read_text()
+    before = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
+    head, line, *made = generated.table(HEADS, rows.values()).splitlines()
+    new = dict(zip(rows, made, strict=True))
+    lines = [new.get(one.name) or before.get(one.name) for one in EVERY]
+    PAGE.write_text(generated.filled(page, {"ecosystem": "\n".join([head, line, *filter(None, lines)])}))
 
 
 if __name__ == "__main__":

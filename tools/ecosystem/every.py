@@ -87,6 +87,10 @@ EVERY = (
         "model=$MODEL,base_url=$OPENAI/chat/completions,num_concurrent=2 --apply_chat_template --include_path . "
         "--tasks capitals 2>&1 | grep exact_match",
     ),
+    Program("lm-eval, log-likelihoods", ("lm-eval[api]", "torch", "transformers", "accelerate"),
+            "`/v1/completions` with echo and logprobs, beside transformers on the same weights",
+            f"cp {PROGRAMS}/with_lm_eval.py {PROGRAMS}/capitals* . && HF_HUB_OFFLINE=1 bin/python with_lm_eval.py 2>&1 "
+            "| tail -1"),
     Program("Open WebUI", ("open-webui",), "`/v1/models`, `/v1/chat/completions`, whole and streamed",
             f"bin/python {PROGRAMS}/with_open_webui.py"),
 )  # fmt: skip

@@ -3,6 +3,7 @@ asks for them."""
 
 import json
 import os
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -34,6 +35,7 @@ def ask(path: str, body: object = None, token: str = "") -> bytes:
 
 
 def main() -> None:
+    shutil.rmtree(HERE, ignore_errors=True)  # it remembers the server of an earlier run
     with open("open-webui.log", "w") as log:
         command = ["bin/open-webui", "serve", "--host", "127.0.0.1", "--port", str(PORT)]
         server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | SETTINGS)
