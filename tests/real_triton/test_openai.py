@@ -349,3 +349,13 @@ def test_texts_and_ids_are_each_others(base_url: str) -> None:
             with pytest.raises(openai.BadRequestError) as caught:
                 client.post(path, body=body, cast_to=object)
             assert str(caught.value.param).startswith(param)
+
+
+def test_each_choice_tells_the_stop_word_that_ended_it(api: Any) -> None:
+    asked: Any = {**GREEDY, "prompt": "1, 2, 3,", "max_tokens": 12, "n": 2}
+    whole = api.completions.create(stop=["6", "x"], **asked)
+    assert [(one.finish_reason, one.model_extra.get("stop_reason")) for one in whole.choices] == [("stop", "6")] * 2
+    ends = [one for event in api.completions.create(stop=["6"], stream=True, **asked) for one in event.choices]
+    assert [one.model_extra["stop_reason"] for one in ends if one.finish_reason] == ["6", "6"]
+    long = api.completions.create(stop=["x"], **asked)
+    assert [(one.finish_reason, one.model_extra.get("stop_reason")) for one in long.choices] == [("length", None)] * 2
