@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
 from collections.abc import Sequence
@@ -435,3 +436,24 @@ def test_prompts_are_scored_as_on_the_cpu(kind: str, cuda_device: torch.device) 
         if ours is not None:
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=5e-3)
             np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_sequences_of_one_prompt_share_it_and_answer_as_each_would_alone(
+    kind: str, prefix_cache: bool, cuda_device: torch.device
+) -> None:
+    """The last block of the prompt is copied on the device, between steps that are launched ahead."""
+    draws = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.1, "seed": 6, "top_k": 20}, {"logprobs": 2}]
+    family = [
+        dataclasses.replace(request(10 * number + i, ids, max_tokens=20, **asked), family=1 + number)
+        for number, ids in enumerate(prompts(4, seed=12, low=3, high=60))
+        for i, asked in enumerate(draws)
+    ]
+    rig = Rig(cuda_runner(kind), prefix_cache)
+    together = rig.run(family)
+    rig.runner.close()
+    assert sum(answer.cached_tokens > 0 for answer in together.values()) >= 12
+    host = Rig(CpuRunner(loaded(kind, "cpu"), EngineConfig(num_blocks=128, max_sequences=8)))
+    alone = host.run([dataclasses.replace(one, family=0) for one in family])
+    assert tokens_of(together) == tokens_of(alone)

@@ -117,3 +117,14 @@ def test_routes_follow_size_and_frequency() -> None:
     assert choose_route(1 << 20, per_step=True, from_device=True) is Route.PINNED
     assert choose_route(1 << 30, per_step=True, from_device=False) is Route.PAGEABLE
     assert choose_route(2048, per_step=False, from_device=False) is Route.PAGEABLE
+
+
+def test_what_is_rare_goes_either_way_in_memory_of_its_own() -> None:
+    staging = pool()
+    pairs = np.array([(3, 4), (5, 6)], np.int64)
+    brought = staging.bring(pairs)
+    assert (brought.dtype, brought.tolist()) == (torch.int64, [[3, 4], [5, 6]])
+    landed = staging.land(brought[:, 1].float())
+    brought.zero_()
+    assert landed.tolist() == [4.0, 6.0]
+    assert staging.counters.num_bytes[Route.PINNED] == 32 + 8

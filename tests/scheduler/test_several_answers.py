@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tritandem.contracts.answers import Chunk
-from tritandem.contracts.errors import EngineFailed, Outcome
+from tritandem.contracts.errors import EngineFailed, Outcome, TritandemError
 from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest, GenerationRequest, OutputOptions
 from tritandem.contracts.stream import FinishCode, FinishReason, LoadSnapshot
@@ -207,6 +207,22 @@ def test_a_prompt_waits_and_counts_once(start: Start) -> None:
     engine.emit([(seq_id, [7], FinishCode.LENGTH) for seq_id in seq_ids])
     sink.wait_end()
     assert sink.error is None
+
+
+def test_whoever_cannot_even_be_told_of_a_failure_leaves_no_sequence_behind(start: Start) -> None:
+    class Deaf(RecordingSink):
+        def fail(self, error: TritandemError) -> None:
+            super().fail(error)
+            raise ConnectionError("nobody is there")
+
+    engine = FakeEngine(automatic=False)
+    running = start([engine])
+    sink = Deaf()
+    running.service.submit(several(3), sink)
+    first, _, _ = engine.wait_live(3)
+    engine.emit([(first, [], FinishCode.ERROR)], errors={0: "broken"})
+    sink.wait_end()
+    wait_until(lambda: not engine.live_ids())
 
 
 def test_a_sink_that_refuses_one_answer_ends_the_request_with_an_error(start: Start) -> None:

@@ -74,9 +74,11 @@ class Choices:
             if self._failure is not None:
                 return
             self._failure = ended_by_error(error)
-            self._sink.fail(error)
-        for ticket in self.tickets:
-            self._end(ticket, self._failure)
+        try:
+            self._sink.fail(error)  # nobody else reaches the sink any more
+        finally:
+            for ticket in list(self.tickets):
+                self._end(ticket, self._failure)
 
     def cancelled(self, index: int) -> bool:
         """The first answer that has not ended asks for all."""

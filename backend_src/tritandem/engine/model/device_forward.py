@@ -7,7 +7,7 @@ probe, else that code itself over the paged kernels. Knows nothing about samplin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -73,7 +73,7 @@ class DeviceForward:
         if self._fused is not None:
             self._fused.cache = cache
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, copies: torch.Tensor) -> None:
         """As of the cache, on the current stream."""
         self._packed.cache.copy_blocks(copies)
 

@@ -56,10 +56,10 @@ class KvCache:
         keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
         return cls(keys, values, [layer.sliding_window for layer in layers])
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """What is in the first block of each pair is in the second, too. No second one is a first."""
+    def copy_blocks(self, copies: torch.Tensor) -> None:
+        """What is in the first block of each pair (int64 [C, 2]) is in the second, too. No second one is a first."""
+        source, target = copies.unbind(dim=1)
         for layer in (*self.keys, *self.values):
-            source, target = torch.tensor(copies, device=layer.device).unbind(dim=1)
             layer.index_copy_(0, target, layer[source])
 
 

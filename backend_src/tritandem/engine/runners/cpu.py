@@ -103,7 +103,7 @@ class CpuRunner:
         rows = torch.tensor(row_slots, dtype=torch.int64)
         ends = batch.query_starts[1:][sampling_rows].long() - 1
         logits = self._forward.logits(ids, positions, torch.cat((ends, scored_rows(plan.prefill, "cpu"))), batch)
-        scores = [host_scores(*parts) for parts in score_chunks(plan.prefill, logits[len(ends) :])]
+        scores = [host_scores(*parts) for parts in score_chunks(plan.prefill, logits[len(ends) :], torch.from_numpy)]
         sampled = sample(logits[: len(ends)], rows, slots, plan.features) if row_slots else None
         # Rows change only once everything that may fail is done: a failed step can then be tried again.
         chunked = torch.tensor([chunk.slot for chunk in plan.prefill], dtype=torch.int64)
@@ -128,7 +128,7 @@ class CpuRunner:
         if plan.block_updates is not None:
             self._slots.update_blocks(torch.from_numpy(plan.block_updates))
         if plan.copies:
-            self._forward.cache.copy_blocks(plan.copies)
+            self._forward.cache.copy_blocks(torch.tensor(plan.copies))
 
     def _pack(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
         """Ids and positions (int64 [T]) of the prefill chunks, then one token for each decode slot."""

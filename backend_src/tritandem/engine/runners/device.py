@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ...config import EngineConfig
@@ -108,7 +109,7 @@ class Device:
         inputs = self._tell(program)
         scores: list[Landing] = []
         if program.copies:
-            self.forward.copy_blocks(program.copies)
+            self.forward.copy_blocks(self.staging.bring(np.array(program.copies, np.int64)))
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
         elif inputs is not None and program.eager is not None:
@@ -168,7 +169,7 @@ class Device:
         if chunks.scored:
             rows = torch.cat((rows, scored_rows(chunks.scored, self.name)))
         logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), rows, batch)
-        scores = score_chunks(chunks.scored, logits[chunks.firsts :])
+        scores = score_chunks(chunks.scored, logits[chunks.firsts :], self.staging.bring)
         landed = [tuple(map(self.staging.land, parts)) for parts in scores]
         logits = logits[: chunks.firsts]
         self.state.set_lengths(inputs.slots, inputs.context_lens)

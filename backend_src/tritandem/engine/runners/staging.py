@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...contracts.arrays import Int32Array
 
@@ -140,6 +141,12 @@ class StagingPool:
         packed.slot.read.record()
         packed.slot.in_flight = True
         self._slots[packed.slot.size_class].append(packed.slot)
+
+    def bring(self, array: NDArray[Any]) -> torch.Tensor:
+        """Enqueue a copy of a host array to the device on the current stream, as `land` does the other way."""
+        self.count(Route.PINNED, array.nbytes)
+        host = torch.from_numpy(array)
+        return (host.pin_memory() if self._pin else host).to(self._device, non_blocking=True)
 
     def land(self, tensor: torch.Tensor) -> torch.Tensor:
         """Enqueue a copy of a device tensor to pinned memory of its own: rare, and of no fixed size. torch keeps such

@@ -6,10 +6,11 @@ logits, as the sampler's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ...contracts.arrays import Int32Array
 from ...contracts.stream import TokenScores
 from ..step import PrefillChunk
 
@@ -27,12 +28,14 @@ def scored_rows(chunks: Sequence[PrefillChunk], device: torch.device | str) -> t
     return torch.cat(parts)
 
 
-def score_chunks(chunks: Sequence[PrefillChunk], logits: torch.Tensor) -> Iterator[_Scores]:
-    """Of each chunk with targets, from the logits [T, V] of `scored_rows`."""
+def score_chunks(
+    chunks: Sequence[PrefillChunk], logits: torch.Tensor, bring: Callable[[Int32Array], torch.Tensor]
+) -> Iterator[_Scores]:
+    """Of each chunk with targets, from the logits [T, V] of `scored_rows`. `bring` puts an array beside the logits."""
     first = 0
     for chunk in chunks:
         if chunk.targets is not None:
-            targets = torch.from_numpy(chunk.targets).to(logits.device, torch.int64)
+            targets = bring(chunk.targets).long()
             yield score_tokens(logits[first : first + len(targets)], targets, chunk.alternatives)
             first += len(targets)
 
