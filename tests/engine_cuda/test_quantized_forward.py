@@ -138,4 +138,4 @@ def test_an_engine_on_cuda_answers_from_packed_weights(
             logits = reference(torch.tensor([*ids.tolist(), *tokens])[None]).logits[0, len(ids) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         behind = float(((logits.amax(dim=1) - chosen) / logits.std(dim=1)).max())
-        assert behind < (1e-4 if dtype == "float32" else 0.5), f"sequence {i}: {tokens}"
+        assert behind < (1e-4 if dtype == "float32" else 1.0), f"sequence {i}: {tokens}"

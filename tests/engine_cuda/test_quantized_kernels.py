@@ -157,7 +157,7 @@ def test_a_gated_product_feeds_the_next_in_fp8(rows: int, kernel_device: torch.d
     gated = F.silu(wide @ gate.packed.dense(torch.float32).T) * (wide @ up.packed.dense(torch.float32).T)
     want = summed + rounded(gated) @ down.packed.dense(torch.float32).T
     # A value that lies between two FP8 values may be rounded to either, by digits that 16 bits have not.
-    assert error(got, want) < (1e-2 if kernel_device.type == "cuda" else INTERPRETED)
+    assert error(got, want) < (2e-2 if kernel_device.type == "cuda" else INTERPRETED)
     assert error(got, summed) > 0.1
 
 

@@ -24,18 +24,23 @@ MOST_ROWS = 128  # beyond, unpacking the weight once is cheaper than unpacking i
 def choose_quantized_tiles(rows: int, columns: int, inner: int, codes: bool, gated: bool = False) -> LinearTiles | None:
     """Tiles for our kernels, or None for more than `MOST_ROWS` rows. Pure; `block_k` is in bytes of a weight's row.
 
-    Cut as the kernels for whole weights are: one row by multiply-adds, more on the matrix unit, with columns enough for
-    its large dimension but where a small matrix would then leave most of the device idle.
+    Not measured yet. One row is cut as for whole weights; more go to the matrix unit, with columns enough for its large
+    dimension, but fewer where those would make fewer programs than a device has multiprocessors. Wider tiles spill
+    registers when compiled for compute capability 9.0.
     """
     if rows == 1:
         block_k = min(_ROW_BYTES // 2 if codes else _ROW_BYTES, next_power_of_2(inner // 2 if codes else inner))
         return LinearTiles(1, 2 if gated else 4, block_k, 8, 1)
     if rows > MOST_ROWS:
         return None
-    most = 32 if codes and gated else 64  # wider tiles spill registers: compiled for compute capability 9.0
-    block_m = min(most, max(16, next_power_of_2(rows)))
-    block_n = 16 if columns <= 2048 and rows <= 16 else 64
-    return LinearTiles(block_m, block_n, 0, 8 if codes or block_m > 32 else 4, 4 if block_m == 16 else 3)
+    block_m = min(32 if codes and gated else 64, max(16, next_power_of_2(rows)))
+    block_n = 64
+    if columns <= 2048 and rows <= 16:
+        block_n = 16
+    elif columns <= 8192 and rows <= 32 and not gated:
+        block_n = 32
+    warps = 8 if block_n == 64 and (codes or block_m > 32) else 4
+    return LinearTiles(block_m, block_n, 0, warps, 4 if block_m == 16 else 3)
 
 
 def quantized_linear(
