@@ -51,7 +51,7 @@ def test_what_is_packed_is_unpacked_again(form: str, kernel_device: torch.device
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [1, 3, 20, 40])
 def test_products_are_those_of_the_unpacked_weight(form: str, rows: int, kernel_device: torch.device) -> None:
     inner, columns = inner_of(form), 72  # not a multiple of a tile
     generator = torch.Generator().manual_seed(rows)

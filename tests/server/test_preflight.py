@@ -61,6 +61,17 @@ def test_random_weights_need_no_weight_files(model_folder: Path) -> None:
     preflight.refuse_model_folder(model_folder, needs_weights=False)
 
 
+def test_a_quantized_model_is_not_quantized_again(model_folder: Path, tmp_path: Path) -> None:
+    (model_folder / "config.json").write_text('{"quantization_config": {"quant_method": "awq", "bits": 4}}')
+    config = tmp_path / "engine.toml"
+    config.write_text('[engine]\nquantization = "fp8"\n')
+    preflight.check_model(ServeOptions(model_folder, Path("/")))
+    with pytest.raises(
+        ConfigError, match=r"engine\.quantization: given fp8, allowed: none; .* quantized already, by awq"
+    ):
+        preflight.check_model(ServeOptions(model_folder, Path("/"), engine_config=config))
+
+
 def test_too_few_open_files_are_refused_and_few_are_said() -> None:
     with pytest.raises(Refusal, match="256 files may be open, 512 are needed: raise the hard limit"):
         preflight.refuse_descriptors(256)

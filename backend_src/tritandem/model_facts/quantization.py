@@ -69,6 +69,13 @@ def read_quantization(folder: ModelFolder) -> Quantization | None:
     return quantization_of(stated, str(folder.path))
 
 
+def refuse_twice(setting: str, quantization: Quantization | None, where: str) -> None:
+    """Raises ConfigError for `engine.quantization` of a model that is quantized already."""
+    if quantization is not None and setting != "none":
+        reason = f"{where} is quantized already, by {quantization.method}"
+        raise ConfigError(f"engine.quantization: given {setting}, allowed: none; {reason}")
+
+
 def quantization_of(stated: Mapping[str, Any], where: str) -> Quantization:
     """Of a `quantization_config`. Raises ConfigError."""
     method = str(stated.get("quant_method", "")).lower().replace("_", "-")

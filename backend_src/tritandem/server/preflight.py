@@ -17,7 +17,8 @@ from ..config import Config, load_config, with_placement
 from ..contracts.errors import ConfigError
 from ..host import Refusal
 from ..machine.device import FORMS, Device, is_device
-from ..model_facts import check_folder
+from ..model_facts import check_folder, read_folder
+from ..model_facts.quantization import read_quantization, refuse_twice
 from ..placement import plan_here, why_no_device
 from ..telemetry.tracing import refuse_missing_packages
 from . import guardian
@@ -102,8 +103,12 @@ def check_repository(options: ServeOptions) -> None:
 
 
 def check_model(options: ServeOptions) -> None:
-    if options.model is not None:
-        refuse_model_folder(options.model, needs_weights=not _config(options).engine.random_weights)
+    if options.model is None:
+        return
+    engine = _config(options).engine
+    refuse_model_folder(options.model, needs_weights=not engine.random_weights)
+    if not engine.random_weights:
+        refuse_twice(engine.quantization, read_quantization(read_folder(options.model)), str(options.model))
 
 
 def refuse_model_folder(folder: Path, needs_weights: bool = True) -> None:

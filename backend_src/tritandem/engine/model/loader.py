@@ -21,7 +21,7 @@ from ...contracts.errors import ConfigError
 from ...machine.device import Device
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
-from ...model_facts.quantization import MXFP4
+from ...model_facts.quantization import MXFP4, refuse_twice
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
 from .gguf.config import gguf_config
@@ -85,9 +85,7 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     header = read_gguf(path) if path.suffix == ".gguf" else None
     model_config, stated = _read_config(path, header)
     files = None if config.random_weights else quantized_files(path, stated)
-    if files is not None and config.quantization != "none":
-        reason = f"{path} is quantized already, by {files.quantization.method}"
-        raise ConfigError(f"engine.quantization: given {config.quantization}, allowed: none; {reason}")
+    refuse_twice(config.quantization, files.quantization if files is not None else None, str(path))
     on_progress(f"loading weights as {dtype} on {device}")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
     model = _build(model_config, options, device, config, path, header, files, on_progress)
