@@ -96,6 +96,17 @@ def test_an_fp8_cache_of_the_same_bytes_has_twice_the_blocks_of_a_bf16_one() -> 
     assert blocks["fp8_e4m3"] == 2 * blocks["bf16"] == 4 * blocks["auto"], "auto: float32 on a CPU"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_copied_block_holds_what_the_other_holds_whatever_its_type(dtype: torch.dtype) -> None:
+    cache = KvCache.allocate(loaded_model("llama").layers, 6, 4, dtype, "cpu")
+    for layer in (*cache.keys, *cache.values):
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.float() for layer in (*cache.keys, *cache.values)]
+    cache.copy_blocks(torch.tensor([(1, 4), (2, 5)]))
+    for layer, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(layer.float(), old[[0, 1, 2, 3, 1, 2]])
+
+
 def test_a_prefix_hit_changes_no_token() -> None:
     shared = prompts(1, seed=5, low=30, high=31)[0].tolist()
     batch = [request(i, [*shared, *ids]) for i, ids in enumerate(prompts(4, seed=6, low=1, high=9))]

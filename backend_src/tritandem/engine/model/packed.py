@@ -60,7 +60,8 @@ class KvCache:
         """What is in the first block of each pair (int64 [C, 2]) is in the second, too. No second one is a first."""
         source, target = copies.unbind(dim=1)
         for layer in (*self.keys, *self.values):
-            layer.index_copy_(0, target, layer[source])
+            plain = layer.view(torch.uint8)  # not every type of a cache can be picked from by index
+            plain.index_copy_(0, target, plain[source])
 
 
 def kv_bytes_per_token(layers: Sequence[LayerShape], kv_type: torch.dtype) -> int:
