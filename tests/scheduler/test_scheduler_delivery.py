@@ -139,6 +139,22 @@ def test_a_first_answer_overtakes_the_rest(start: Start) -> None:
         sink.wait_end()
 
 
+def test_the_longest_pause_of_a_stream_is_told_and_none_of_an_answer_in_one_piece(start: Start) -> None:
+    engine, halting, whole = FakeEngine(automatic=False), RecordingSink(), RecordingSink()
+    running = start([engine])
+    running.service.submit(request(1, max_tokens=50, output=STREAM), halting)
+    running.service.submit(request(2, max_tokens=50, output=STREAM), whole)
+    first, second = engine.wait_live(2)
+    engine.emit([(first, [1], RUNNING), (second, [1], LENGTH)])
+    halting.wait_chunks(1)
+    engine.emit([(first, [2], LENGTH)])
+    for sink in (halting, whole):
+        sink.wait_end()
+    wait_until(lambda: len(running.observer.records) == 2)
+    pauses = {record.num_responses: record.longest_pause_ns for record in running.observer.records}
+    assert pauses[1] == 0 < pauses[2]
+
+
 def test_text_and_end_that_arrive_together_leave_in_one_response(start: Start) -> None:
     engine, sink = FakeEngine(automatic=False), RecordingSink()
     start([engine]).service.submit(request(3, max_tokens=50, output=STREAM), sink)

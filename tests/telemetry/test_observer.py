@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 
+import pytest
 from tritandem.contracts.answers import Stamps
 from tritandem.contracts.errors import Outcome
 from tritandem.contracts.requests import PriorityClass
@@ -64,6 +65,19 @@ def test_stages_that_were_not_reached_are_not_measured() -> None:
     assert [family.name for family in durations(rejected, 0)] == ["tritandem_request_latency_seconds"]
 
 
+def test_the_longest_pause_of_a_stream_is_counted_where_it_had_one() -> None:
+    registry = Registry()
+    observer = RequestObserver(registry, None)
+    observer.finished(record(longest_pause_ns=250 * MS))
+    observer.finished(record(num_responses=1))
+    observer.gap.note(40 * MS)
+    observer.report()
+    found = {c.name: c.value for c in registry.changes()}
+    assert found["tritandem_longest_pause_seconds_count"] == found["tritandem_response_gap_seconds_count"] == 1
+    assert found["tritandem_longest_pause_seconds_sum"] == pytest.approx(0.25)
+    assert found["tritandem_response_gap_seconds_sum"] == pytest.approx(0.04)
+
+
 def test_a_finished_request_counts_once_under_its_outcome() -> None:
     registry = Registry()
     RequestObserver(registry, None).finished(record(outcome=Outcome.EXPIRED))
@@ -97,6 +111,7 @@ def test_the_log_line_tells_every_stage_in_ms_after_arrival() -> None:
     assert line["outcome"] == "FAILED"
     assert line["error"] == "FAILED: the engine died"
     assert {name: value for name, value in line.items() if name.endswith("_ms")} == {
+        "longest_pause_ms": 0.0,
         "tokenized_ms": 2.0,
         "dispatched_ms": 10.0,
         "accepted_ms": 11.0,

@@ -67,6 +67,7 @@ class FinishedRequest:
     error: str  # public message, "" when there is none
     trace_parent: str = ""  # W3C traceparent of the span above, "" when there is none
     sequences: int = 1  # answers that were asked for
+    longest_pause_ns: int = 0  # between two responses of one answer
     seed: int | None = None  # of the random stream, None when there was nothing to draw
 
 

@@ -69,8 +69,7 @@ class Senders:
         except Exception as error:
             self._desk.undeliverable(ticket, _refused(error))
             return
-        if ticket.first_sent_ns == 0:
-            ticket.first_sent_ns = self._clock()
+        self._note_sent(ticket)
 
     def _last(self, parcel: Parcel) -> None:
         ticket, ending = parcel.ticket, parcel.ending
@@ -78,8 +77,7 @@ class Senders:
         error = ending.error
         try:
             if error is None:
-                if ticket.first_sent_ns == 0:
-                    ticket.first_sent_ns = self._clock()
+                self._note_sent(ticket)
                 ticket.sink.finish(self._chunk(parcel))
             elif parcel.texts:
                 ticket.sink.send(self._chunk(parcel))
@@ -88,6 +86,14 @@ class Senders:
             self._desk.undeliverable(ticket, error)
         if error is not None:
             self._fail(ticket, error)
+
+    def _note_sent(self, ticket: Ticket) -> None:
+        now_ns = self._clock()
+        if ticket.first_sent_ns == 0:
+            ticket.first_sent_ns = now_ns
+        elif now_ns - ticket.last_sent_ns > ticket.longest_pause_ns:
+            ticket.longest_pause_ns = now_ns - ticket.last_sent_ns
+        ticket.last_sent_ns = now_ns
 
     def _fail(self, ticket: Ticket, error: TritandemError) -> None:
         try:

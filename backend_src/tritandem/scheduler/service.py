@@ -286,4 +286,5 @@ class SchedulerService:
             trace_parent=request.trace_parent,
             seed=None if request.sampling.greedy else request.sampling.seed,
             sequences=len(tickets),
+            longest_pause_ns=max(one.longest_pause_ns for one in tickets),
         )

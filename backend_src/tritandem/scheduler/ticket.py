@@ -39,8 +39,10 @@ class Ticket:
         "entry",
         "family",
         "first_sent_ns",
+        "last_sent_ns",
         "life",
         "logprobs",
+        "longest_pause_ns",
         "number",
         "prefilling_tokens",
         "prefix_hashes",
@@ -93,7 +95,8 @@ class Ticket:
         self.life = Life()
         self.engine_name = ""
         self.queued = self.sending = False  # in a ready queue; in a sender's hands
-        self.first_sent_ns = 0
+        self.first_sent_ns = self.last_sent_ns = 0
+        self.longest_pause_ns = 0  # between two responses
         self.responses = self.delivered_tokens = 0
         self.text_state: Any = None
         self.prompt_text = "" if output.exclude_input else request.prompt_text or ""  # still to be sent

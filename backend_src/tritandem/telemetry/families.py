@@ -74,6 +74,8 @@ PREFILL = _seconds("prefill", "Start of prefill to the first token, in the engin
 TOKENIZE = _seconds("tokenize", "Text to token ids, waiting included")
 DETOKENIZE = _seconds("detokenize", "Token ids to text, one flush of all sequences", buckets=SHORT_BUCKETS_S)
 SEND = _seconds("send", "Handing one response to Triton", buckets=SHORT_BUCKETS_S)
+RESPONSE_GAP = _seconds("response_gap", "Between two responses of one stream, as they are handed to Triton")
+LONGEST_PAUSE = _seconds("longest_pause", "The longest gap between two responses of one stream")
 RESPONSE_TOKENS = Family("tritandem_response_tokens", Kind.HISTOGRAM, "Tokens in one response", (), TOKEN_BUCKETS)
 PROMPT_TOKENS = _counter("prompt_tokens", "Prompt tokens of finished requests")
 OUTPUT_TOKENS = _counter("output_tokens", "Generated tokens of finished requests")

@@ -55,6 +55,7 @@ class Signals:
     prefix_hit_share: float | None = None
     # Delivery
     send_busy: float = 0.0  # threads inside `send`
+    longest_pause_s: float | None = None  # mean of the streams that ended
     unsent_characters: float = 0.0
     stalled_clients: float = 0.0
     unsent_bytes: float = 0.0
@@ -124,6 +125,7 @@ def read_signals(pair: Pair) -> Signals:
         preemptions_per_s=pair.rate(f.PREEMPTIONS.name),
         prefix_hit_share=pair.gained(f.PREFIX_HIT_TOKENS.name) / looked_up if looked_up else None,
         send_busy=pair.rate(f"{f.SEND.name}_sum"),
+        longest_pause_s=pair.mean(f.LONGEST_PAUSE.name),
         unsent_characters=pair.mostly(f.UNSENT_CHARACTERS.name),
         stalled_clients=pair.mostly(f.CLIENTS_STALLED.name),
         unsent_bytes=pair.mostly(f.UNSENT_BYTES.name),

@@ -202,7 +202,8 @@ def _delivery(s: Signals) -> Finding | None:
         return Finding(
             Verdict.DELIVERY,
             Severity.WARNING,
-            f"{s.unsent_characters:.0f} characters wait for a sender, and {s.send_busy:.1f} threads are sending",
+            f"{s.unsent_characters:.0f} characters wait for a sender, and {s.send_busy:.1f} threads are sending"
+            + (f"; a stream stands still for {s.longest_pause_s:.2f} s at its longest" if s.longest_pause_s else ""),
             (
                 "raise scheduler.sender_threads, and see that the scheduler has a core",
                 "ask without `stream` where nobody reads along",

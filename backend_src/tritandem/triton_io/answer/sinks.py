@@ -64,10 +64,11 @@ class TritonSink:
         token_text: Callable[[int], str],
         finished_calls: FinishedCalls,
         send_times: DurationCounts | None = None,
+        gaps: DurationCounts | None = None,
         block_tokens: int = 16,
     ) -> None:
         self._sender = sender
-        self._send_times = send_times
+        self._send_times, self._gaps, self._sent_ns = send_times, gaps, 0
         self._returns = returns
         self._wanted = frozenset(wanted)
         dialect = returns.dialect
@@ -118,8 +119,12 @@ class TritonSink:
     def _hand_to_triton(self, response: Any, flags: int = 0) -> None:
         begun_ns = time.monotonic_ns()
         self._sender.send(response, flags=flags)
+        now_ns = time.monotonic_ns()
         if self._send_times is not None:
-            self._send_times.note(time.monotonic_ns() - begun_ns)
+            self._send_times.note(now_ns - begun_ns)
+        if self._gaps is not None and self._sent_ns:
+            self._gaps.note(now_ns - self._sent_ns)
+        self._sent_ns = now_ns
 
     def _check_open(self) -> None:
         if self._ended:

@@ -66,6 +66,7 @@ class SchedulerPlug:
         key: InnerKey,
         drain_key: str = "",
         send_times: DurationCounts | None = None,
+        gaps: DurationCounts | None = None,
         exclude_input: str = "streams",
         block_tokens: int = 16,
     ) -> None:
@@ -82,7 +83,7 @@ class SchedulerPlug:
         self._handovers = SealedHandovers(key)
         self._refusals = Refusals()
         self._drain_key = drain_key
-        self._send_times = send_times
+        self._send_times, self._gaps = send_times, gaps
         self._tried = RecentKeys(REMEMBERED)
         self._started = False
 
@@ -161,7 +162,14 @@ class SchedulerPlug:
 
     def _sink(self, sender: Any, returns: ReturnOptions, wanted: Sequence[str]) -> TritonSink:
         return TritonSink(
-            sender, returns, wanted, self._token_text, self._finished_calls, self._send_times, self._block_tokens
+            sender,
+            returns,
+            wanted,
+            self._token_text,
+            self._finished_calls,
+            send_times=self._send_times,
+            gaps=self._gaps,
+            block_tokens=self._block_tokens,
         )
 
     def _tokenize(

@@ -83,6 +83,7 @@ def start(process: Process) -> WatchedPlug:
         key=key,
         drain_key=os.environ.get(DRAIN_KEY_ENV, ""),
         send_times=observer.send if telemetry.metrics else None,
+        gaps=observer.gap if telemetry.metrics else None,
         exclude_input=exclude_input(process.parameter(EXCLUDE_INPUT), config.scheduler.exclude_input_in_output),
         block_tokens=config.engine.block_tokens,
     )

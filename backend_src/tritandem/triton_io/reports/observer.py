@@ -37,6 +37,7 @@ class RequestObserver:
         self._unwritten: deque[FinishedRequest] = deque(maxlen=MAX_UNWRITTEN_LINES)
         self.detokenize = LockedDurationCounts(f.DETOKENIZE)
         self.send = LockedDurationCounts(f.SEND)
+        self.gap = LockedDurationCounts(f.RESPONSE_GAP)
         # A counter that appears with its first increment hides that increment from every rate.
         for outcome in Outcome:
             for priority in PriorityClass:
@@ -58,6 +59,8 @@ class RequestObserver:
                 registry.observe(family, seconds)
         if record.num_responses:
             registry.observe(f.RESPONSE_TOKENS, record.num_output_tokens / record.num_responses)
+        if record.longest_pause_ns:
+            registry.observe(f.LONGEST_PAUSE, record.longest_pause_ns / 1e9)
         if self._write_line is not None:
             self._unwritten.append(record)
         if self._spans is not None:
@@ -84,7 +87,7 @@ class RequestObserver:
 
     def report(self) -> None:
         """Carry over what was timed since the last call."""
-        for histogram in (self.detokenize, self.send):
+        for histogram in (self.detokenize, self.send, self.gap):
             counts, total_s = histogram.totals()
             self._registry.histogram_up_to(histogram.family, counts, total_s)
 
@@ -132,6 +135,7 @@ def log_line(record: FinishedRequest, clock_offset_ns: int) -> str:
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.num_output_tokens,
         "responses": record.num_responses,
+        "longest_pause_ms": round(record.longest_pause_ns / 1e6, 3),
         **after_ms,
     }
     if record.seed is not None:
