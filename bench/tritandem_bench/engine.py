@@ -185,6 +185,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="torch threads of all systems; 0: the engine's choice")
     parser.add_argument("--random-weights", action="store_true", help="weights from the configuration alone")
     parser.add_argument("--quantization", default="none", help="of the engine: none, fp8, int4")
+    parser.add_argument("--kv-dtype", default="auto", help="of the engine: auto, bf16, fp8_e4m3")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--structured", default="", help="shares of answers bound to JSON, in percent: 50,100")
     parser.add_argument("--without", default="", help="systems to leave out: generate, generate_batch")
@@ -203,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         dtype=args.dtype,
         max_sequences=max(batches),
         quantization=args.quantization,
+        kv_dtype=args.kv_dtype,
         random_weights=args.random_weights,
         threads=args.threads,
         prefix_cache=False,
