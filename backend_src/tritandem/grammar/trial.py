@@ -27,7 +27,7 @@ from .vocabulary import Vocabulary
 
 HEAD = struct.Struct("<qI")
 AT_ONCE = 2  # forks
-STEPS = 8  # of an answer that is tried: what grows too wide does so at its beginning
+STEPS = 3  # of an answer that is tried: what grows too wide does so at its beginning
 NICENESS = 5  # who decodes goes first
 
 
@@ -138,15 +138,15 @@ class _Server:
 
     def _finished(self, stream: int, child: int, number: int, field: str, grammar: Grammar) -> None:
         message = read_message(stream)
-        self._events.unregister(stream)
-        os.close(stream)
-        os.waitpid(child, 0)
-        self._running -= 1
         if message is None:
             bounds = f"{self._seconds:g} s and {self._memory_bytes >> 20} MiB"
             refused = InvalidRequest(field, grammar.text, f"{ALLOWED}: {bounds}")
             message = number, json.dumps(error_codec.pack(refused)).encode()
         write_message(1, *message)
+        self._events.unregister(stream)
+        os.close(stream)
+        os.waitpid(child, 0)  # who has answered takes some ms to end
+        self._running -= 1
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ class Trials:
         self._told: subprocess.Popen[bytes] | None = None  # the process that knows the vocabulary
 
     def start(self) -> None:
-        """The process, ahead of the first grammar: it takes a second until it can answer. Never raises."""
-        self.check(Grammar(Kind.JSON_OBJECT), "")
+        """The process, ahead of the first grammar: it takes a second until it can answer. Returns at once."""
+        threading.Thread(target=self.check, args=(Grammar(Kind.JSON_OBJECT), ""), daemon=True).start()
 
     def check(self, grammar: Grammar, field: str) -> Answer:
         """Done at once for what is known. Its exception: InvalidRequest naming `field`, or EngineFailed."""
@@ -94,7 +94,7 @@ class Trials:
             raise OSError("closed")
         if self._process is None:
             # In Triton's stub, too, this is the python3 whose packages are in use: the first on PATH.
-            words = [sys.executable, "-m", "tritandem.grammar.trial"]
+            words = [sys.executable or "python3", "-m", "tritandem.grammar.trial"]
             self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._reader = threading.Thread(
                 target=self._read, args=(self._process,), name="grammar-trials", daemon=True
