@@ -96,7 +96,9 @@ def test_a_model_that_cannot_call_is_no_model_for_tools(house: House) -> None:
 
 def test_each_choice_is_read_by_itself(house: House) -> None:
     asked = {**HELLO, "n": 2, "stream": True, "tools": TOOLS}
-    events = house.ask(streaming(CALLING), "POST", CHAT, asked, formats=FORMATS).events
+    pieces = [chunk(text, sequence_index=("INT32", [index])) for text in CALLING for index in (0, 1)]
+    ends = [{**last(), "sequence_index": ("INT32", [index])} for index in (0, 1)]
+    events = house.ask(saying(*pieces, *ends), "POST", CHAT, asked, formats=FORMATS).events
     for index in (0, 1):
         message, _ = put_together(events, index)
         assert [call["function"] for call in message["tool_calls"]] == FUNCTIONS
