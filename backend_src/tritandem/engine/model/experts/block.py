@@ -6,6 +6,7 @@ or biases and experts shared by all tokens among it, runs as the module says; it
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,8 @@ from ..linear.rowwise import add_norm
 from .launches import route
 from .registry import product_of
 
+log = logging.getLogger(__name__)
+
 _PROBE_TOKENS = 8
 
 
@@ -27,35 +30,36 @@ class _Router:
     def __init__(self, module: Any) -> None:
         """Raises Unfusable."""
         names = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
-        if not {"weight"} <= names <= {"weight", "bias"} or not isinstance(getattr(module, "per_token", None), int):
+        if not {"weight"} <= names <= {"weight", "bias"} or module.weight.dim() != 2:
             raise Unfusable("its router has other parts")
-        self._weight, self._top_k = module.weight.data, module.per_token
+        self.weight = module.weight.data
         self._bias = module.bias.data if "bias" in names else None
-        self._sum_to_one = self._find(module)
+        self._per_token, self._sum_to_one = self._find(module)
 
     def __call__(self, x: torch.Tensor, how: How) -> tuple[torch.Tensor, torch.Tensor]:
-        experts, inner = self._weight.shape
+        experts, inner = self.weight.shape
         tiles = choose_linear_tiles(x.shape[0], experts, inner, x.dtype) if how.fuse else None
         if tiles is None:
-            logits = F.linear(x, self._weight, self._bias)
+            logits = F.linear(x, self.weight, self._bias)
         else:
-            logits = few_row_linear(x, self._weight, tiles, bias=self._bias, overlap=how.overlap)
-        return route(logits, self._top_k, self._sum_to_one, how.overlap)
+            logits = few_row_linear(x, self.weight, tiles, bias=self._bias, overlap=how.overlap)
+        return route(logits, self._per_token, self._sum_to_one, how.overlap)
 
-    def _find(self, module: Any) -> bool:
-        x = _probe(self._weight)
+    def _find(self, module: Any) -> tuple[int, bool]:
+        """How many experts a token gets, and whether their weights are to sum to one."""
+        x = _probe(self.weight.shape[1], self.weight)
         answer = module(x)
         if not isinstance(answer, tuple) or len(answer) != 3:
             raise Unfusable("its router answers in another form")
         logits, wanted, experts = answer
+        if not wanted.shape == experts.shape == (len(x), experts.shape[-1]):
+            raise Unfusable("its router answers in another form")
         for sum_to_one in (True, False):
-            index, scores = route(logits.contiguous(), self._top_k, sum_to_one)
-            if index.shape != experts.shape or wanted.shape != scores.shape:
-                break
+            index, scores = route(logits.contiguous(), experts.shape[1], sum_to_one)
             # Equal logits may be taken in any order.
             same = torch.equal(logits.gather(1, index.long()), logits.gather(1, experts.long()))
             if same and torch.allclose(scores, wanted.float(), atol=1e-2, rtol=2e-2):
-                return sum_to_one
+                return experts.shape[1], sum_to_one
         raise Unfusable("its router chooses in another way")
 
 
@@ -71,8 +75,9 @@ class RoutedExperts:
         if self._experts is not None and len(children) == 1:
             try:
                 self._router = _Router(next(iter(children.values())))
-                self._check_agreement()
-            except Unfusable:
+                self._check_agreement(next(mlp.get_submodule("experts").parameters()).dtype)
+            except Exception as reason:  # whatever does not run here must cost speed, not the model
+                log.info("its router runs on transformers' own code: %s", reason)
                 self._router = None
 
     @property
@@ -92,9 +97,12 @@ class RoutedExperts:
         return self._experts(x, index, scores, residual, how.overlap)
 
     @torch.inference_mode()
-    def _check_agreement(self) -> None:
-        """With the module's own code over random tokens. Raises Unfusable."""
-        x = _probe(self._norm.weight)
+    def _check_agreement(self, dtype: torch.dtype) -> None:
+        """With the module's own code over random tokens; `dtype`: the experts'. Raises Unfusable."""
+        assert self._router is not None
+        if self._router.weight.dtype != dtype:
+            raise Unfusable(f"its router computes in {self._router.weight.dtype}")
+        x = _probe(len(self._norm.weight), self._router.weight)
         ours = self._run(x, None, How())
         theirs = self._mlp(x[None])
         theirs = (theirs[0] if isinstance(theirs, tuple) else theirs).view_as(x).float()
@@ -104,7 +112,7 @@ class RoutedExperts:
             raise Unfusable("its experts are put together in another way")
 
 
-def _probe(like: torch.Tensor) -> torch.Tensor:
-    """Random tokens [.., inner] of the width, dtype and device of `like`."""
-    x = torch.randn(_PROBE_TOKENS, like.shape[-1], generator=torch.Generator().manual_seed(3))
+def _probe(inner: int, like: torch.Tensor) -> torch.Tensor:
+    """Random tokens [.., inner] of the dtype and on the device of `like`."""
+    x = torch.randn(_PROBE_TOKENS, inner, generator=torch.Generator().manual_seed(3))
     return x.to(like.device, like.dtype)

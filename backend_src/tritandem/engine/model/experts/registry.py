@@ -74,7 +74,12 @@ def _checked(module: nn.Module, agreed: set[Any]) -> ExpertsProduct:
         if known.handles(module):
             product = known.product(module)
             if kind not in agreed:
-                _check_agreement(module, product)
+                try:
+                    _check_agreement(module, product)
+                except Unfusable:
+                    raise
+                except Exception as error:  # whatever does not run here must cost speed, not the model
+                    raise Unfusable(f"kernels do not run here: {type(error).__name__}: {error}") from error
                 agreed.add(kind)
             return product
     raise Unfusable(f"{type(module).__name__} holds its weights in an unknown form")
