@@ -48,7 +48,7 @@ class Answer:
         self._parts = [_Part()]  # of each of the answers, by index
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._latest: dict[str, list[Any]] = {}  # newest value of each output
-        self._output_tokens = 0
+        self._output_tokens = self._cached_tokens = 0
 
     @property
     def text(self) -> str:
@@ -92,6 +92,8 @@ class Answer:
             index=int(_at(outputs, "sequence_index", at, 0)) or at,
         )
         self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        if not chunk.index:  # the others find all of the prompt that the first has computed
+            self._cached_tokens = int(_at(outputs, "cached_tokens", 0, self._cached_tokens))
         while len(self._parts) <= chunk.index:
             self._parts.append(_Part())
         self._parts[chunk.index].add(chunk, _at(outputs, "used_seed", at, None))
@@ -126,7 +128,7 @@ class Answer:
             request_id=self.request_id,
             num_input_tokens=int(_first(self._latest, "num_input_tokens", 0)),
             num_output_tokens=self._output_tokens,
-            cached_tokens=int(_first(self._latest, "cached_tokens", 0)),
+            cached_tokens=self._cached_tokens,
             cumulative_logprob=first.cumulative_logprob,
             logprobs=first.logprobs,
             prompt_logprobs=self._prompt_logprobs,

@@ -97,9 +97,12 @@ def test_several_answers_are_told_apart_in_a_stream_and_in_one_response(way: Any
         return {**chunk(text, **more), "sequence_index": ("INT32", [index])}
 
     end = {"finish_reason": ("BYTES", ["length"]), "used_seed": ("UINT64", [9])}
-    server, client = way.connect(saying(said("a", 0), said("b", 1), said("c", 1, **end), said("d", 0, **end)))
+    own, others = {"cached_tokens": ("UINT32", [0])}, {"cached_tokens": ("UINT32", [4])}
+    ends = said("d", 0, **end, **own), said("c", 1, **end, **others)
+    server, client = way.connect(saying(said("a", 0), said("b", 1), *ends))
     stream = client.stream("x", n=2)
-    assert [(one.index, one.text) for one in stream] == [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
+    assert [(one.index, one.text) for one in stream] == [(0, "a"), (1, "b"), (0, "d"), (1, "c")]
+    assert stream.result.cached_tokens == 0, "of the first: the others take its prompt"
     assert [(one.text, one.finish_reason, one.num_output_tokens, one.seed) for one in stream.result.choices] == [
         ("ad", "length", 2, 9),
         ("bc", "length", 2, 9),
