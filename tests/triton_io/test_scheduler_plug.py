@@ -491,19 +491,26 @@ def test_texts_are_tokenized_one_at_a_time_while_full_batches_come(
 
 def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: RecordingService) -> None:
     tokenizer_says(1, 2)
-    go = threading.Event()
     encode = pb_utils.InferenceRequest.models["tokenizer"]
-    pb_utils.InferenceRequest.models["tokenizer"] = lambda request: [go.wait(5), *encode(request)][1:]
-    for i in range(7):
-        plug.execute([received({"text_input": text("hi")}, request_id=f"r{i}")[0]])
+    go = {f"r{i}": threading.Event() for i in range(7)}
+    go["r6"].set()
+
+    def held(request: Any) -> list[Any]:
+        go[request.arrays()["text_input"][0][0].decode()].wait(60)
+        return encode(request)
+
+    pb_utils.InferenceRequest.models["tokenizer"] = held
+    for name in go:
+        plug.execute([received({"text_input": text(name)}, request_id=name)[0]])
     stop, sender = received({"stop": one(True, np.bool_)}, request_id="r6")
     plug.execute([stop])
     assert sender.wait_end()
-    go.set()
-    for _ in range(7):
-        assert service.arrived.acquire(timeout=5)
-    order = [request.request_id for request, _ in service.taken]
-    assert order.index("r6") <= 2, "only what two threads had in hand was before it"
+    go["r0"].set()  # one of the two threads is free, and all texts but the stopped one's would hold it
+    for _ in range(2):
+        assert service.arrived.acquire(timeout=60)
+    assert [request.request_id for request, _ in service.taken] == ["r0", "r6"]
+    for event in go.values():
+        event.set()
 
 
 def test_who_has_the_key_may_drain_and_is_told_when_nothing_is_left(
