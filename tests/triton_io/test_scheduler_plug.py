@@ -494,14 +494,18 @@ def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: Re
     encode = pb_utils.InferenceRequest.models["tokenizer"]
     go = {f"r{i}": threading.Event() for i in range(7)}
     go["r6"].set()
+    in_hand = threading.Semaphore(0)
 
     def held(request: Any) -> list[Any]:
+        in_hand.release()
         go[request.arrays()["text_input"][0][0].decode()].wait(60)
         return encode(request)
 
     pb_utils.InferenceRequest.models["tokenizer"] = held
     for name in go:
         plug.execute([received({"text_input": text(name)}, request_id=name)[0]])
+    for _ in range(2):
+        assert in_hand.acquire(timeout=60)
     stop, sender = received({"stop": one(True, np.bool_)}, request_id="r6")
     plug.execute([stop])
     assert sender.wait_end()
