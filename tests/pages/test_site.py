@@ -22,7 +22,7 @@ def build(folder: Path, page: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "tools" / "pages" / "site.py", folder / "tools" / "pages")
     (folder / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "tables.css", folder / "docs")
-    (folder / "README.md").write_text("# Start\n\n[the page](docs/page.md#part)\n")
+    (folder / "README.md").write_text("# Start\n\n[the\npage](docs/page.md#part)\n")
     (folder / "docs" / "page.md").write_text(f"# Page\n\n## Part\n\n{page}\n")
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build"], cwd=folder, capture_output=True, text=True, timeout=120

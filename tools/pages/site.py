@@ -20,7 +20,7 @@ OUTSIDE = ("README.md", "*/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECUR
 PICTURES = ("docker/grafana/dashboard.png", "bench/core_sweep.png")
 # Code, in which nothing is a link, or a link within the repository.
 _LINK = re.compile(
-    r"^```.*?^```$|`[^`\n]+`|(?P<mark>!?)\[(?P<text>[^]\n]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)",
+    r"^```.*?^```$|`[^`\n]+`|(?P<mark>!?)\[(?P<text>(?:[^]\n]|\n(?!\n))*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
 _log = logging.getLogger("mkdocs.links")
