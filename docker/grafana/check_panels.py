@@ -1,7 +1,7 @@
 """Asks a Prometheus for every panel of the dashboard: `check_panels.py --prometheus URL [--minutes 15]`
 
 Prints which panels have data, how many series, and their newest values. Exit code 1 when a query fails, and, with
-`--all`, when a panel shows nothing that needs no GPU and no slow tokenizer. Standard library only.
+`--all`, when a panel shows nothing that needs no GPU, no slow tokenizer and no OpenAI API. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ RATE_WINDOW_S = 60
 SELECTED = ".*"
 SHOWN = 4  # series of a panel
 # What stays empty without a GPU: rows, and panels of other rows. And as long as the fast tokenizer, which needs no
-# cache, is in use.
-GPU_ROWS, OPTIONAL_PANELS = {"GPU"}, {"Step launch latency", "Staging", "Tokenizer's prefix cache"}
+# cache, is in use, or the OpenAI API is not.
+GPU_ROWS = {"GPU"}
+OPTIONAL_PANELS = {"Step launch latency", "Staging", "Tokenizer's prefix cache", "OpenAI API by outcome"}
 
 
 class QueryFailed(Exception):

@@ -271,8 +271,10 @@ def test_texts_that_queue_for_the_tokenizer_make_it_the_bottleneck(server: Trito
 
 def test_every_family_that_a_cpu_can_have_is_published(server: TritonServer) -> None:
     client = RawClient(server.grpc_url)
+    asked = {"text_input": text("Hello"), "max_tokens": number(2, np.int32), "stream": number(True, np.bool_)}
     for _ in range(4):
-        client.answer("ensemble", {"text_input": text("Hello"), "max_tokens": number(2, np.int32)})
+        client.answer("ensemble", asked)
+    client.answer("ensemble", asked | {"guided_decoding_guide_type": text("json")})
     wanted = [
         f"{family.name}_count" if family.kind is f.Kind.HISTOGRAM else family.name
         for family in f.FAMILIES

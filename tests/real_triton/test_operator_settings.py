@@ -117,7 +117,7 @@ def test_what_auto_makes_of_this_machine_is_where_its_threads_are(server: Triton
 
 
 def test_every_thread_runs_where_it_was_told_to_also_after_work(configured: Configured) -> None:
-    assert "Paris" in str(configured.ask("scheduler")["text_output"])
+    assert "Paris" in str(configured.ask("scheduler", temperature=0.0)["text_output"])
     configured.spans()
     assert misplaced(configured.server, plan_here(configured.config)) == []
     for component in ("engine", "scheduler", "tokenizer"):
@@ -126,7 +126,7 @@ def test_every_thread_runs_where_it_was_told_to_also_after_work(configured: Conf
 
 @pytest.mark.parametrize("model", ["scheduler", "ensemble"])
 def test_a_request_continues_the_trace_that_it_names(configured: Configured, model: str) -> None:
-    configured.ask(model, traceparent=TRACE_PARENT)
+    configured.ask(model, traceparent=TRACE_PARENT, temperature=0.0)
     whole, parts = configured.spans()
     assert (whole.trace_id, whole.parent) == (TRACE, SPAN)
     assert [part.name for part in parts] == ["tokenize", "queue", "prefill", "decode", "send"]

@@ -46,7 +46,7 @@ def prometheus(server: TritonServer, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def load(server: TritonServer) -> Iterator[None]:
-    """One answer after the other, streamed, each of a few tokens."""
+    """One answer after the other, streamed, each of a few tokens; one in eight has a structure of its own."""
     stop = threading.Event()
     client = RawClient(server.grpc_url)
     wanted = {"max_tokens": number(8, np.int32), "stream": number(True, np.bool_)}
@@ -55,7 +55,11 @@ def load(server: TritonServer) -> Iterator[None]:
         for turn in itertools.count():
             if stop.is_set():
                 return
-            client.answer("ensemble", {"text_input": text(f"{turn}. The capital of France is"), **wanted})
+            asked = {"text_input": text(f"{turn}. The capital of France is"), **wanted}
+            if turn % 8 == 0:
+                schema = json.dumps({"type": "object", "properties": {f"of_{turn}": {"type": "string"}}})
+                asked |= {"guided_decoding_guide_type": text("json_schema"), "guided_decoding_guide": text(schema)}
+            client.answer("ensemble", asked)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -96,5 +100,6 @@ def test_every_panel_that_can_shows_the_server_and_every_rule_is_evaluated(
         rules = [rule for group in groups for rule in group["rules"]]
         assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
         assert sum(rule["type"] == "alerting" for rule in rules) >= 12
-        [target] = answer(f"{url}/api/v1/targets")["activeTargets"]
+        targets = answer(f"{url}/api/v1/targets")["activeTargets"]
+        [target] = (target for target in targets if target["labels"]["job"] == "tritandem")
         assert (target["health"], target["lastError"]) == ("up", "")
