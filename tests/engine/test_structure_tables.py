@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 
 import numpy as np
 import pytest
@@ -98,6 +99,17 @@ def test_expressions_take_the_texts_that_re_takes(pattern: str) -> None:
 def test_whatever_is_not_understood_has_no_automaton(pattern: str) -> None:
     with pytest.raises(TooMuch):
         automaton(parse(pattern))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a(){0,4000000000}", "a(){4000000000}", "((?:){60000}){60000}a", "([\x01-\x7f]?){1200}"]
+)
+def test_what_takes_long_has_no_automaton_soon(pattern: str) -> None:
+    """Repetitions of nothing make no parts, and many parts many moves: the work itself is bounded."""
+    begun_s = time.process_time()
+    with pytest.raises(TooMuch):
+        automaton(parse(pattern))
+    assert time.process_time() - begun_s < 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from ...contracts.arrays import Int32Array
 
 MAX_STATES = 255
 MAX_PARTS = 4096  # of the automaton before its subsets
+MAX_NODES = 4 * MAX_PARTS  # that it is built of
+MAX_MOVES = 1 << 20  # of parts by bytes, looked at for its subsets: a third of a second
 DEAD = -1
 _TOP = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
@@ -160,6 +162,7 @@ class _Nfa:
 
     arrows: list[list[tuple[int, int, int]]] = field(default_factory=lambda: [[]])  # first byte, last byte, to
     free: list[list[int]] = field(default_factory=lambda: [[]])
+    built: int = 0  # nodes, those of nothing too: repetitions of those make no parts
 
     def new(self) -> int:
         if len(self.arrows) >= MAX_PARTS:
@@ -170,6 +173,9 @@ class _Nfa:
 
     def build(self, node: Node, begin: int) -> int:
         """Add what `node` matches behind part `begin`; the part behind it."""
+        self.built += 1
+        if self.built > MAX_NODES:
+            raise TooMuch("too many nodes")
         kind = node[0]
         if kind == "cat":
             for part in node[1]:
@@ -227,10 +233,14 @@ def _determined(nfa: _Nfa, last: int) -> ByteAutomaton:
 
     numbers = {closed(1): 0}
     rows: list[list[int]] = []
+    looked_at = 0
     for state in (order := list(numbers)):
         reached = [0] * 256
         for part in _bits(state):
             for low, high, to in nfa.arrows[part]:
+                looked_at += high - low + 1
+                if looked_at > MAX_MOVES:
+                    raise TooMuch("too many moves")
                 for byte in range(low, high + 1):
                     reached[byte] |= 1 << to
         row = []
