@@ -152,10 +152,11 @@ def test_the_model_makes_the_answers_and_more_where_the_best_are_wanted() -> Non
     assert completion(n=2).options["n"] == chat(n=2).options["n"] == 2
     ask = completion(n=2, best_of=5)
     assert (ask.n, ask.options["n"], ask.options["logprobs"], ask.logprobs) == (2, 5, 0, None)
+    assert (ask.names["n"], completion(n=2).names.get("n")) == ("best_of", None)
     assert completion(n=2, best_of=2, stream=True).options["n"] == 2
     assert refusal(completion, n=3, best_of=2).param == "best_of"
     assert refusal(completion, best_of=2, stream=True).param == "best_of"
-    assert refusal(completion, prompt=["a"] * 20, best_of=7).param == "n"
+    assert refusal(completion, prompt=["a"] * 20, best_of=7).param == "best_of"
 
 
 def test_the_newer_name_of_the_budget_is_the_one_that_errors_use() -> None:

@@ -103,8 +103,12 @@ def read_ask(door: str, document: Mapping[str, Any], temperature: float | None =
     made = _answers(values, options, n)
     if made > 1:
         options["n"] = made
+    if made > n:
+        names["n"] = "best_of"
     if made * len(questions) > MAX_CHOICES:
-        raise invalid("n", f"{made} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all")
+        raise invalid(
+            names.get("n", "n"), f"{made} for each of {len(questions)} prompts", f"{MAX_CHOICES} choices in all"
+        )
     return Ask(
         door=door,
         model=values.get("model"),

@@ -16,6 +16,7 @@ from tritandem_client import AsyncClient, AsyncStream, Choice, Chunk, Result, To
 from .ask import Ask
 from .chat_turns import ChatTurns
 from .completions import scores_of_prompt, with_prompt
+from .errors import ApiError
 from .exchange import Exchange
 from .formats.turn import Turn
 from .shapes import DONE, Envelope, Shape, finish_reason, stop_reason, usage
@@ -84,7 +85,11 @@ class Relay:
                 self._echo[number] = question["prompt"]
             else:
                 request_id = f"{self._options['request_id']}-echo-{number}"
-                said = await detokenize(self._client, {"tokens": question["input_ids"]}, request_id, None)
+                try:
+                    said = await detokenize(self._client, {"tokens": question["input_ids"]}, request_id, None)
+                except ApiError as error:
+                    error.rename(lambda _: "prompt")
+                    raise
                 self._echo[number] = said["prompt"]
 
     def _settings(self, number: int) -> dict[str, Any]:
