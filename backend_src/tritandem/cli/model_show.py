@@ -151,7 +151,7 @@ def _memory(facts: Mapping[str, Any]) -> str:
     each = f"KV cache {facts['kv_bytes_per_token']:,} bytes a token"
     if not fits["kv_tokens"]:
         return f"weights {weights:.2f} GB, {each}: a GPU of {gpu:g} GB holds no token beside them"
-    counts = ", ".join(f"{count:,} of {length:,} tokens" for length, count in fits["sequences"].items())
+    counts = ", ".join(f"{count:,} sequences of {length:,} tokens" for length, count in fits["sequences"].items())
     return f"weights {weights:.2f} GB, {each}; a GPU of {gpu:g} GB holds at most {counts}"
 
 
