@@ -38,6 +38,7 @@ SUB_ROOMS: dict[str, dict[str, int]] = {
     "engine": {
         "step": 0,
         "prefetch_kernels": 0,
+        "parallel": 1,
         "structure": 1,
         "attention": 1,
         "host": 2,
