@@ -90,6 +90,14 @@ def test_the_environment_goes_before_the_file(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(config.GENERATION_ENV, "vllm")
     with pytest.raises(ConfigError, match="GENERATION_CONFIG: given 'vllm', allowed: none, auto"):
         config.config_from_environment()
+    monkeypatch.delenv(config.GENERATION_ENV)
+    monkeypatch.setenv(config.QUANTIZATION_ENV, "fp8")
+    monkeypatch.setenv(config.KV_DTYPE_ENV, "fp8_e4m3")
+    engine = config.config_from_environment().engine
+    assert (engine.quantization, engine.kv_dtype) == ("fp8", "fp8_e4m3")
+    monkeypatch.setenv(config.KV_DTYPE_ENV, "fp8")
+    with pytest.raises(ConfigError, match="TRITANDEM_KV_DTYPE: given 'fp8', allowed: auto, bf16, fp8_e4m3"):
+        config.config_from_environment()
 
 
 def test_every_key_says_what_it_means_and_its_default_is_itself_allowed() -> None:

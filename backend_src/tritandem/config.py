@@ -29,7 +29,15 @@ else:
 
 MODEL_ENV = "TRITANDEM_MODEL"
 CONFIG_ENV = "TRITANDEM_CONFIG"
-GENERATION_ENV = "TRITANDEM_GENERATION_CONFIG"  # replaces the setting scheduler.generation_config
+GENERATION_ENV = "TRITANDEM_GENERATION_CONFIG"
+QUANTIZATION_ENV = "TRITANDEM_QUANTIZATION"
+KV_DTYPE_ENV = "TRITANDEM_KV_DTYPE"
+# Each replaces one setting: its table and name.
+REPLACING = {
+    GENERATION_ENV: ("scheduler", "generation_config"),
+    QUANTIZATION_ENV: ("engine", "quantization"),
+    KV_DTYPE_ENV: ("engine", "kv_dtype"),
+}
 PLACEMENT_ENV = "TRITANDEM_PLACEMENT"  # replaces the table [placement]; `placement_from_words` says how
 HEARTBEAT_ENV = "TRITANDEM_HEARTBEAT"  # where a model's process beats: this with its process id; unset: nowhere
 DRAIN_KEY_ENV = "TRITANDEM_DRAIN_KEY"  # who knows it may ask the scheduler to drain; made anew for every server
@@ -320,18 +328,19 @@ def load_config(path: Path | None) -> Config:
 def config_from_environment() -> Config:
     """The configuration of a process inside Triton. Raises ConfigError."""
     path = os.environ.get(CONFIG_ENV)
-    config = with_generation(load_config(Path(path) if path else None), os.environ.get(GENERATION_ENV, ""))
+    config = with_replaced(load_config(Path(path) if path else None), os.environ)
     return with_placement(config, os.environ.get(PLACEMENT_ENV, ""))
 
 
-def with_generation(config: Config, word: str) -> Config:
-    """`config` with this `generation_config`; as it is for "". Raises ConfigError."""
-    if not word:
-        return config
-    setting = settings_of(SchedulerConfig)["generation_config"]
-    if not setting.allows(word):
-        raise ConfigError(f"{GENERATION_ENV}: given {word!r}, allowed: {setting.allowed}")
-    return dataclasses.replace(config, scheduler=dataclasses.replace(config.scheduler, generation_config=word))
+def with_replaced(config: Config, words: Mapping[str, str]) -> Config:
+    """`config` with the settings that `words` give by a variable of REPLACING, if any. Raises ConfigError."""
+    for variable, (table, name) in REPLACING.items():
+        if word := words.get(variable, ""):
+            values: Any = getattr(config, table)
+            if not (setting := settings_of(type(values))[name]).allows(word):
+                raise ConfigError(f"{variable}: given {word!r}, allowed: {setting.allowed}")
+            config = dataclasses.replace(config, **{table: dataclasses.replace(values, **{name: word})})
+    return config
 
 
 def with_placement(config: Config, words: str) -> Config:

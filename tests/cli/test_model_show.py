@@ -81,6 +81,30 @@ def test_what_does_not_fit_is_said_so(folder: Path) -> None:
     assert fit({**facts, "quantization": "gptq", "weight_bytes": 7}, 10**9)["weight_bytes"] == 7
 
 
+def test_memory_is_counted_as_the_flags_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    linear = [m.weight for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+    rows, values = sum(len(weight) for weight in linear), sum(weight.numel() for weight in linear)
+    other = 2 * (sum(weight.numel() for weight in model.parameters()) - values)
+    for flags, weight_bytes, kv in (
+        ((), other + 2 * values, 128),
+        (("--quantization", "fp8"), other + values + 4 * rows, 128),
+        (("--quantization", "int4", "--kv-dtype", "fp8_e4m3"), other + values // 2 + values // 128 * 4, 64),
+    ):
+        facts = json.loads(shown(capsys, str(folder), "--json", *flags)[1])
+        assert (facts["fits"]["weight_bytes"], facts["kv_bytes_per_token"]) == (weight_bytes, kv), flags
+        assert facts["fits"]["kv_tokens"] == int((80e9 - weight_bytes) * 0.9 / kv)
+
+
+def test_what_is_quantized_already_cannot_be_quantized_as_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantized_folders.write(tmp_path, quantized_folders.tiny_model(), *quantized_folders.FORMATS["AWQ"])
+    code, out = shown(capsys, str(tmp_path), "--quantization", "fp8")
+    assert code == 1
+    assert "no: engine.quantization: given fp8, allowed: none" in out.splitlines()[-1]
+
+
 def test_what_is_quantized_and_how_large_it_is_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = quantized_folders.tiny_model()
     values = sum(weight.numel() for weight in model.parameters())

@@ -81,6 +81,9 @@ def test_stubs_find_the_running_python_first_and_the_wheels_libraries(wheel: Tri
     assert env["CUDA_VISIBLE_DEVICES"] == "1"
     chosen = ServeOptions(None, Path("/repository"), generation_config="none")
     assert command.environment(chosen, wheel, inherited)["TRITANDEM_GENERATION_CONFIG"] == "none"
+    chosen = ServeOptions(None, Path("/repository"), quantization="fp8", kv_dtype="fp8_e4m3")
+    env = command.environment(chosen, wheel, inherited)
+    assert (env["TRITANDEM_QUANTIZATION"], env["TRITANDEM_KV_DTYPE"]) == ("fp8", "fp8_e4m3")
 
 
 @pytest.mark.parametrize(("host", "url"), [("127.0.0.1", "127.0.0.1:1"), ("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1")])

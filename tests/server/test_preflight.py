@@ -70,6 +70,9 @@ def test_a_quantized_model_is_not_quantized_again(model_folder: Path, tmp_path: 
         ConfigError, match=r"engine\.quantization: given fp8, allowed: none; .* quantized already, by awq"
     ):
         preflight.check_model(ServeOptions(model_folder, Path("/"), engine_config=config))
+    preflight.check_model(ServeOptions(model_folder, Path("/"), engine_config=config, quantization="none"))
+    with pytest.raises(ConfigError, match=r"engine\.quantization: given int4, allowed: none"):
+        preflight.check_model(ServeOptions(model_folder, Path("/"), quantization="int4"))
 
 
 def test_too_few_open_files_are_refused_and_few_are_said() -> None:

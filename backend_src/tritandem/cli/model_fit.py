@@ -1,7 +1,7 @@
 """How much memory a model takes, and how many sequences then fit, by arithmetic on what its files state. Pure.
 
-Weights as a GPU holds them: 2 bytes a value, or as stored where they are quantized. What graphs and steps need beside
-them is not known before a start, so that counts are an upper bound.
+Weights as a GPU holds them: 2 bytes a value, or as stored where they are quantized, or as they are after they were
+quantized at load. What graphs and steps need beside them is not known before a start: counts are an upper bound.
 """
 
 from __future__ import annotations
@@ -13,30 +13,43 @@ from tritandem.config import EngineConfig
 
 LENGTHS = (2_048, 8_192, 32_768)  # tokens of a sequence
 _VALUE_BYTES = 2  # bfloat16
+_SCALE_BYTES, _INT4_GROUP = 4, 128  # of what is quantized at load
 
 
-def kv_bytes_a_token(facts: Mapping[str, Any]) -> int | None:
-    """Keys and values of all layers; None where the files do not state their shape."""
+def kv_bytes_a_token(facts: Mapping[str, Any], kv_dtype: str = "auto") -> int | None:
+    """Keys and values of all layers; None where the files do not state their shape. `kv_dtype`: of the setting."""
     layers, heads = facts["layers"], facts["attention_heads"]
     key_value_heads, head_size = facts["key_value_heads"] or heads, facts["head_size"]
     if head_size is None and facts["hidden_size"] and heads:
         head_size = facts["hidden_size"] // heads
     if not (isinstance(layers, int) and isinstance(key_value_heads, int) and isinstance(head_size, int)):
         return None
-    return 2 * layers * key_value_heads * head_size * _VALUE_BYTES
+    return 2 * layers * key_value_heads * head_size * (1 if kv_dtype == "fp8_e4m3" else _VALUE_BYTES)
 
 
-def weight_bytes(facts: Mapping[str, Any]) -> int | None:
-    """On a GPU; None where there are no weights to count."""
+def weight_bytes(facts: Mapping[str, Any], quantization: str = "none") -> int | None:
+    """On a GPU; None where there are no weights to count. `quantization`: of the setting, for whole weights."""
     if facts["quantization"]:
         stored: int | None = facts["weight_bytes"]
         return stored
-    return facts["parameters"] * _VALUE_BYTES if facts["parameters"] else None
+    if not facts["parameters"]:
+        return None
+    values: int = facts["linear_parameters"]
+    rows: int = facts["linear_rows"]
+    whole: int = (facts["parameters"] - values) * _VALUE_BYTES
+    match quantization:
+        case "fp8":
+            return whole + values + rows * _SCALE_BYTES
+        case "int4":
+            return whole + values // 2 + values // _INT4_GROUP * _SCALE_BYTES
+    return whole + values * _VALUE_BYTES
 
 
-def fit(facts: Mapping[str, Any], gpu_bytes: int) -> dict[str, Any] | None:
+def fit(
+    facts: Mapping[str, Any], gpu_bytes: int, quantization: str = "none", kv_dtype: str = "auto"
+) -> dict[str, Any] | None:
     """What a GPU of so many bytes holds beside the weights: tokens, and by length how many sequences. None: unknown."""
-    a_token, weights = kv_bytes_a_token(facts), weight_bytes(facts)
+    a_token, weights = kv_bytes_a_token(facts, kv_dtype), weight_bytes(facts, quantization)
     if a_token is None or weights is None:
         return None
     left = (gpu_bytes - weights) * EngineConfig().kv_memory_fraction

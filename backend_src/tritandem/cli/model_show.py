@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.front.formats.choose import NONE, choose
 from tritandem.host import Refusal
@@ -16,6 +17,7 @@ from tritandem.model_facts.chat_facts import chat_templates
 from tritandem.models.catalog import CATALOG
 from tritandem.models.fetch import in_cache
 
+from .memory_flags import add_memory_flags
 from .model_fit import fit, kv_bytes_a_token
 from .numbers import number
 
@@ -37,6 +39,7 @@ def add_parser(actions: Any) -> None:
     parser.add_argument(
         "--gpu-gb", type=number(0.1, 1e5), default=80.0, metavar="GB", help="memory of the GPU (default: %(default)g)"
     )
+    add_memory_flags(parser, default=EngineConfig())
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.set_defaults(run=run)
 
@@ -45,12 +48,15 @@ def run(args: argparse.Namespace) -> int:
     """Raises Refusal for a model that is not there, ConfigError for files that cannot be read at all."""
     path = locate(args.model)
     facts = summary(path)
-    fits = {"kv_bytes_per_token": kv_bytes_a_token(facts), "fits": fit(facts, int(args.gpu_gb * 1e9))}
+    fits = {
+        "kv_bytes_per_token": kv_bytes_a_token(facts, args.kv_dtype),
+        "fits": fit(facts, int(args.gpu_gb * 1e9), args.quantization, args.kv_dtype),
+    }
     formats = choose(chat_templates(path))
     facts |= fits | {"tool_format": formats.tools, "reasoning_format": formats.reasoning}
     if not args.json:
         print("\n".join(lines(path, facts)), flush=True)
-    reason = why_not_served(path)
+    reason = why_not_served(path, args.quantization)
     on_gpu = served_on_gpu(facts["architecture"]) if reason is None else None
     if args.json:
         print(json.dumps({"path": str(path), **facts, "served": reason is None, "reason": reason, "on_gpu": on_gpu}))
@@ -80,14 +86,16 @@ def summary(path: Path) -> dict[str, Any]:
     return summary_of_folder(path) if path.is_dir() else summary_of_gguf(path)
 
 
-def why_not_served(path: Path) -> str | None:
-    """The reason in one line; None: nothing speaks against it."""
+def why_not_served(path: Path, quantization: str = "none") -> str | None:
+    """The reason in one line; None: nothing speaks against it. `quantization`: of the setting."""
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
-    from tritandem.model_facts import check_folder
+    from tritandem.model_facts import check_folder, read_folder
+    from tritandem.model_facts.quantization import read_quantization, refuse_twice
 
     try:
         if path.is_dir():
             check_folder(path)
+            refuse_twice(quantization, read_quantization(read_folder(path)), str(path))
         from tritandem.engine.model.loader import check_model
 
         check_model(path)

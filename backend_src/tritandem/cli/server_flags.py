@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tritandem.config import CONFIG_ENV, GENERATION_ENV, MODEL_ENV, PLACEMENT_ENV, placement_from_words
+from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, REPLACING, placement_from_words
 from tritandem.contracts.errors import ConfigError
 from tritandem.front.formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS
 from tritandem.machine.device import Device
@@ -19,6 +19,7 @@ from tritandem.placement import COMPONENTS
 from tritandem.server.front_workers import MAX_WORKERS, FrontOptions
 from tritandem.server.options import ServeOptions
 
+from .memory_flags import add_memory_flags
 from .numbers import seconds, whole
 
 OPENAI_PORT = 8080
@@ -67,6 +68,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             metavar="PORT",
             help=f"of {name} (default: %(default)s)",
         )
+    add_memory_flags(parser, default=None)
     _add_front_flags(parser)
     add(
         "--drain-timeout-s",
@@ -199,7 +201,7 @@ def server_arguments(args: argparse.Namespace, say: Callable[[str], None]) -> di
         "drain_timeout_s": args.drain_timeout_s,
         "log_path": args.log_file,
         "max_log_bytes": args.log_mb << 20,
-        "generation_config": args.generation_config or os.environ.get(GENERATION_ENV, ""),
+        **{name: getattr(args, name) or os.environ.get(variable, "") for variable, (_, name) in REPLACING.items()},
         "placement": _placement(args),
         "extra_flags": tuple(args.unknown),
     }

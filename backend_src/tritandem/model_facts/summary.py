@@ -5,8 +5,10 @@ An entry that the files say nothing about is None: a default of the model's clas
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from .quantization import StoredLayer, read_quantization, stored_layers
 from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
 from .weight_files import Weight, read_weights
 
+# Of a layer's linear layers, which can be quantized at load; experts are merged and stay as they are.
+_LINEAR = re.compile(r"(.*\.)?(layers|blk|h)\.\d+\.(?!.*(experts\.|_exps))[\w.]+\.weight")
 _ROPE_NAMES = ("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings")
 
 
@@ -31,6 +35,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     kinds = Counter(weight.kind for weight in weights.values())
     quantized, plain = _quantized(folder, weights)
     values = [rows * inner for rows, inner in (layer.shape for layer in quantized.values())]
+    linear = _linear({name: weights[name].shape for name in plain})
     return {
         "format": "folder",
         "architecture": text.get("model_type"),
@@ -49,6 +54,8 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "tied_head": _tied(folder, weights),
         "weights": dict(kinds.most_common()),
         "parameters": sum(weights[name].elements for name in plain) + sum(values) or None,
+        "linear_parameters": sum(map(prod, linear)),
+        "linear_rows": sum(shape[0] for shape in linear),
         "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
         "quantization": (folder.config.get("quantization_config") or {}).get("quant_method"),
         "quantized_layers": dict(Counter(layer.words for layer in quantized.values()).most_common()),
@@ -65,6 +72,7 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
     stated = header.of_architecture()
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     kinds = Counter(kind_name(tensor.kind) for tensor in header.tensors)
+    linear = _linear(shapes)
     return {
         "format": "GGUF file",
         "architecture": header.architecture,
@@ -83,6 +91,8 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
         "tied_head": "output.weight" not in shapes,
         "weights": dict(kinds.most_common()),
         "parameters": sum(tensor.elements for tensor in header.tensors),
+        "linear_parameters": sum(map(prod, linear)),
+        "linear_rows": sum(shape[0] for shape in linear),
         "weight_bytes": sum(map(tensor_bytes, header.tensors)),
         "quantization": None,
         "quantized_layers": {},
@@ -100,6 +110,10 @@ def _quantized(folder: ModelFolder, weights: Mapping[str, Weight]) -> tuple[Mapp
         return stored_layers(weights, quantization, str(folder.path)) if quantization else ({}, weights)
     except ConfigError:
         return {}, weights
+
+
+def _linear(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [shape for name, shape in shapes.items() if len(shape) == 2 and _LINEAR.fullmatch(name)]
 
 
 def _tied(folder: ModelFolder, weights: Mapping[str, Any]) -> bool | None:

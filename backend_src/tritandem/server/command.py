@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..config import CONFIG_ENV, GENERATION_ENV, MODEL_ENV
+from ..config import CONFIG_ENV, MODEL_ENV, REPLACING
 from ..machine.cpu_list import format_cpus
 from ..placement import ALLOWED_CPUS_ENV, limit_blas_threads
 from .locate import TritonInstall
@@ -69,9 +69,9 @@ def environment(options: ServeOptions, install: TritonInstall, inherited: Mappin
         env.pop(name, None)
         if path is not None:
             env[name] = str(path.resolve())
-    env.pop(GENERATION_ENV, None)
-    if options.generation_config:
-        env[GENERATION_ENV] = options.generation_config
+    for name in REPLACING:
+        env.pop(name, None)
+    env |= options.replaced()
     # Model processes inherit the server's mask: this is what they may choose from. The launcher counts GPUs as the
     # kernel does, and so must CUDA.
     env[ALLOWED_CPUS_ENV] = format_cpus(os.sched_getaffinity(0))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..config import load_config, with_generation
+from ..config import load_config, with_replaced
 from ..host import Refusal
 from . import guardian
 from .logfile import open_log
@@ -76,7 +76,7 @@ class FrontWorkers:
             self._words += ["--tls-cert", str(self.options.tls[0]), "--tls-key", str(self.options.tls[1])]
         self._words += ["--tool-parser", self.options.tool_parser]
         self._words += ["--reasoning-parser", self.options.reasoning_parser]
-        config = with_generation(load_config(serve.engine_config), serve.generation_config)
+        config = with_replaced(load_config(serve.engine_config), serve.replaced())
         self._words += ["--generation-config", config.scheduler.generation_config]
         if serve.model:
             self._words += ["--model-path", str(serve.model)]

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import GENERATION_ENV, KV_DTYPE_ENV, QUANTIZATION_ENV
 from ..machine.device import Device
 
 LOOPBACK = "127.0.0.1"
@@ -31,7 +32,10 @@ class ServeOptions:
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
     max_log_bytes: int = 64 << 20  # beyond it the log begins anew, and what it held is kept beside it, once
-    generation_config: str = ""  # none or auto; "": what the configuration says
+    # "": what the configuration says
+    generation_config: str = ""  # none or auto
+    quantization: str = ""  # none, fp8 or int4
+    kv_dtype: str = ""  # auto, bf16 or fp8_e4m3
     placement: str = ""  # auto, off, or COMPONENT=CPUS words; "": what the configuration says
     extra_flags: tuple[str, ...] = ()  # handed to tritonserver as they are
 
@@ -44,6 +48,15 @@ class ServeOptions:
         """`host:port` for clients, IPv6 addresses in brackets."""
         host = self.client_host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def replaced(self) -> dict[str, str]:
+        """Settings that were chosen here, by the variable of `config.REPLACING`."""
+        words = {
+            GENERATION_ENV: self.generation_config,
+            QUANTIZATION_ENV: self.quantization,
+            KV_DTYPE_ENV: self.kv_dtype,
+        }
+        return {variable: word for variable, word in words.items() if word}
 
     def ports(self) -> dict[str, int]:
         """Port by the name of the flag that sets it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..config import Config, load_config, with_placement
+from ..config import Config, load_config, with_placement, with_replaced
 from ..contracts.errors import ConfigError
 from ..host import Refusal
 from ..machine.device import FORMS, Device, is_device
@@ -227,7 +227,8 @@ def why_not_bindable(host: str, port: int) -> str | None:
 
 
 def _config(options: ServeOptions) -> Config:
-    return with_placement(load_config(options.engine_config), options.placement)
+    config = with_replaced(load_config(options.engine_config), options.replaced())
+    return with_placement(config, options.placement)
 
 
 CHECKS: tuple[tuple[str, Callable[[ServeOptions], None]], ...] = (
