@@ -15,7 +15,11 @@ def make_ranks(devices: Sequence[torch.device]) -> list[Rank]:
 
 
 def make_exchanges(ranks: Sequence[Rank], sizes: Sizes) -> list[Exchange]:
-    """One for each rank; all devices are of one kind."""
-    from .threads import ThreadExchange  # each kind is loaded where it is used
+    """One for each rank; all devices are of one kind. Raises ValueError where they cannot be joined."""
+    if all(rank.device.type == "cuda" for rank in ranks):
+        from .peers import PeerExchange  # each kind is loaded where it is used
+
+        return list(PeerExchange.together(ranks, sizes))
+    from .threads import ThreadExchange
 
     return list(ThreadExchange.together(ranks, sizes))

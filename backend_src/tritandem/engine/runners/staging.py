@@ -1,4 +1,4 @@
-"""Host memory that the device can read or write: the only place that allocates pinned memory.
+"""Host memory that the device can read or write: pinned memory is allocated here (a few words, in `parallel/peers.py`).
 
 Owns the pinned slots, their device mirrors and the rule when a slot may be written again. Used by the core's
 thread. Knows nothing about what the bytes mean. The life of one staged copy (-> is an event wait on the
