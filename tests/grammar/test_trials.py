@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tritandem.contracts.errors import EngineFailed, InvalidRequest
+from tritandem.contracts.errors import EngineFailed, InvalidRequest, Saturated
 from tritandem.contracts.grammars import Grammar, Kind
 from tritandem.grammar.trials import Trials
 
@@ -110,6 +111,77 @@ def test_others_do_not_wait_for_a_hostile_grammar(trials: Trials) -> None:
         assert refusal(trials, Kind.CHOICE, [f"beside it {at}"]) is None
     assert not hostile.done()
     assert isinstance(hostile.exception(WAIT_S), InvalidRequest)
+
+
+def long_ones(count: int) -> list[Grammar]:
+    """Each of its own; any takes all the time that a trial may have."""
+    kind, schema = HOSTILE["expressions that must all hold"]
+    return [Grammar(kind, json.dumps({**schema, "title": f"number {at}"})) for at in range(count)]
+
+
+def test_another_tenant_waits_for_one_trial_at_most_however_many_long_ones_stand_before_it(trials: Trials) -> None:
+    hostile = [trials.check(grammar, "here", "greedy") for grammar in long_ones(20)]
+    modest = trials.check(Grammar(Kind.CHOICE, '["modest"]'), "here", "modest")
+    assert modest.exception(WAIT_S) is None
+    assert sum(one.done() for one in hostile) <= 1
+    fresh = trials.check(Grammar(Kind.CHOICE, '["its own"]'), "here", "greedy")
+    errors = [one.exception(WAIT_S) for one in hostile]
+    assert fresh.exception(WAIT_S) is None
+    full = [error for error in errors if isinstance(error, Saturated)]
+    assert full, "a tenant fills a line without end"
+    assert re.match(r"here: [4-8] grammars that take more than 0\.1 s are being tried; retry after", str(full[0]))
+    others = [error for error in errors if not isinstance(error, Saturated)]
+    assert len(others) >= 4
+    assert all(isinstance(error, InvalidRequest) and "0.3 s and 512 MiB" in str(error) for error in others)
+
+
+def test_a_grammar_for_which_there_was_no_room_is_tried_when_it_comes_again(trials: Trials) -> None:
+    grammars = long_ones(30)[20:]
+    answers = [trials.check(grammar, "here") for grammar in grammars]
+    errors = [answer.exception(WAIT_S) for answer in answers]
+    refused = next(at for at, error in enumerate(errors) if isinstance(error, Saturated))
+    again = trials.check(grammars[refused], "here")
+    assert again is not answers[refused]
+    assert isinstance(again.exception(WAIT_S), InvalidRequest)
+
+
+def test_who_asks_for_the_same_meanwhile_waits_in_the_line_of_its_own_tenant(trials: Trials) -> None:
+    grammar = Grammar(Kind.CHOICE, '["the same"]')
+    first, second, other = (trials.check(grammar, "here", tenant) for tenant in ("a", "a", "b"))
+    assert first is second
+    assert other is not first
+    assert first.exception(WAIT_S) is None
+    assert other.exception(WAIT_S) is None
+    assert trials.check(grammar, "here", "c").done()
+
+
+def children_of(process: int) -> set[int]:
+    return {int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+
+
+def test_a_process_goes_on_to_the_next_grammar_until_it_has_refused_one() -> None:
+    trials = Trials(byte_tokenizer(), ROWS, [END])
+    assert refusal(trials, Kind.CHOICE, ["first"]) is None
+    assert trials._process is not None
+    begun = children_of(trials._process.pid)
+    for at in range(10):
+        assert refusal(trials, Kind.CHOICE, [f"good {at}"]) is None
+    assert children_of(trials._process.pid) >= begun
+    assert isinstance(refusal(trials, Kind.REGEX, "("), InvalidRequest)
+    assert refusal(trials, Kind.CHOICE, ["afterwards"]) is None  # the one that refused has been waited for
+    assert not children_of(trials._process.pid) >= begun
+    trials.close()
+
+
+def test_each_trial_is_noted() -> None:
+    noted: list[int] = []
+    trials = Trials(byte_tokenizer(), ROWS, [END], note=noted.append)
+    for _ in range(2):
+        assert refusal(trials, Kind.CHOICE, ["known"]) is None
+    assert isinstance(refusal(trials, Kind.REGEX, "("), InvalidRequest)
+    assert len(noted) == 2
+    assert min(noted) > 0
+    trials.close()
 
 
 def test_what_is_known_is_not_tried_again(trials: Trials) -> None:

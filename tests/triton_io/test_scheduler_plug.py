@@ -484,9 +484,9 @@ def test_texts_are_tokenized_one_at_a_time_while_full_batches_come(
     assert not said
     before_ns = time.monotonic_ns()
     plug.execute([received(tokenized(1))[0] for _ in range(many)])
-    assert said[:2] == [None, None]  # short and long texts
-    assert all(until_ns is not None and until_ns > before_ns for until_ns in said[2:])
-    assert len(said) == 4
+    assert said[:3] == [None, None, None]  # short texts, long ones, and grammars
+    assert all(until_ns is not None and until_ns > before_ns for until_ns in said[3:])
+    assert len(said) == 6
 
 
 def test_a_stop_hurries_the_text_of_its_request(plug: SchedulerPlug, service: RecordingService) -> None:

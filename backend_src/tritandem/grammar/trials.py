@@ -10,9 +10,11 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from ..contracts import error_codec
 from ..contracts.errors import EngineFailed, InvalidRequest
@@ -26,8 +28,16 @@ REMEMBERED = 4096
 Answer = Future[None]
 
 
+class _Asked(NamedTuple):
+    answer: Answer
+    key: tuple[str, str]  # of the grammar, and the field
+    tenant: str
+    begun_ns: int
+
+
 class Trials:
-    """The parameters are those of `Vocabulary`, which the process builds: nobody else needs one to ask."""
+    """The parameters are those of `Vocabulary`, which the process builds: nobody else needs one to ask. `note` hears
+    how many ns each trial took, the wait for its turn included."""
 
     def __init__(
         self,
@@ -37,12 +47,16 @@ class Trials:
         seconds: float = SECONDS,
         memory_bytes: int = MEMORY_BYTES,
         remembered: int = REMEMBERED,
+        note: Callable[[int], None] | None = None,
     ) -> None:
         self._begin = json.dumps([json_text, rows, list(end_ids), seconds, memory_bytes]).encode()
-        self._remembered = remembered
+        self._remembered, self._note = remembered, note
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Answer] = OrderedDict()
-        self._asked: dict[int, Answer] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._same: dict[
+            tuple[tuple[str, str], str], Answer
+        ] = {}  # of what is asked: for whoever of its tenant asks too
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -54,8 +68,9 @@ class Trials:
         """The process, ahead of the first grammar: it takes a second until it can answer. Returns at once."""
         threading.Thread(target=self.check, args=(Grammar(Kind.JSON_OBJECT), ""), daemon=True).start()
 
-    def check(self, grammar: Grammar, field: str) -> Answer:
-        """Done at once for what is known. Its exception: InvalidRequest naming `field`, or EngineFailed."""
+    def check(self, grammar: Grammar, field: str, tenant: str = "") -> Answer:
+        """Done at once for what is known. Its exception: InvalidRequest naming `field`, Saturated where too many that
+        take long are being tried, or EngineFailed. Tenants take turns."""
         data = grammar.to_bytes()
         if len(data) > MAX_BYTES:
             return _settled(Future(), InvalidRequest(field, f"{len(data)} bytes", f"at most {MAX_BYTES} bytes"))
@@ -65,18 +80,18 @@ class Trials:
             if known is not None:
                 self._known.move_to_end(key)
                 return known
+            if (same := self._same.get((key, tenant))) is not None:
+                return same
             answer: Answer = Future()
             try:
                 process = self._running()
             except OSError as error:
                 return _settled(answer, EngineFailed(f"the grammar could not be tried: {error}"))
-            self._known[key] = answer
-            if len(self._known) > self._remembered:
-                self._known.popitem(last=False)
+            self._same[key, tenant] = answer
             self._count += 1
             number = self._count
-            self._asked[number] = answer
-        self._write(process, number, json.dumps([field, data.decode()]).encode())
+            self._asked[number] = _Asked(answer, key, tenant, time.monotonic_ns())
+        self._write(process, number, json.dumps([field, data.decode(), tenant]).encode())
         return answer
 
     def close(self) -> None:
@@ -94,7 +109,7 @@ class Trials:
             raise OSError("closed")
         if self._process is None:
             # In Triton's stub, too, this is the python3 whose packages are in use: the first on PATH.
-            words = [sys.executable or "python3", "-m", "tritandem.grammar.trial"]
+            words = [sys.executable or "python3", "-m", "tritandem.grammar.trial_server"]
             self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._reader = threading.Thread(
                 target=self._read, args=(self._process,), name="grammar-trials", daemon=True
@@ -115,11 +130,8 @@ class Trials:
         assert process.stdout is not None
         with contextlib.suppress(OSError):
             while (message := read_message(process.stdout.fileno())) is not None:
-                number, body = message
-                with self._lock:
-                    answer = self._asked.pop(number)
-                said = json.loads(body)
-                _settled(answer, said and error_codec.unpack(said))
+                said = json.loads(message[1])
+                self._told_of(message[0], said and error_codec.unpack(said))
         process.kill()
         process.wait()
         with self._writing, contextlib.suppress(OSError):  # whatever was half written
@@ -127,10 +139,21 @@ class Trials:
         with self._lock:
             self._process = None
             lost, self._asked = self._asked, {}
-            for key in [key for key, answer in self._known.items() if not answer.done()]:
-                del self._known[key]
-        for answer in lost.values():
-            _settled(answer, EngineFailed("the grammar could not be tried: its process has ended"))
+            self._same.clear()
+        for asked in lost.values():
+            _settled(asked.answer, EngineFailed("the grammar could not be tried: its process has ended"))
+
+    def _told_of(self, number: int, error: Exception | None) -> None:
+        with self._lock:
+            asked = self._asked.pop(number)
+            del self._same[asked.key, asked.tenant]
+            if error is None or isinstance(error, InvalidRequest):  # the grammar's own fault, not the moment's
+                self._known[asked.key] = asked.answer
+                if len(self._known) > self._remembered:
+                    self._known.popitem(last=False)
+        if self._note is not None:
+            self._note(time.monotonic_ns() - asked.begun_ns)
+        _settled(asked.answer, error)
 
 
 def _settled(answer: Answer, error: Exception | None) -> Answer:

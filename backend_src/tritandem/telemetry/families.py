@@ -130,6 +130,9 @@ TOKENIZE_QUEUE_WAIT = _seconds(
     "tokenize_queue_wait", "Submitted to the tokenizer until an engine of it begins", "process", buckets=SHORT_BUCKETS_S
 )
 TOKENIZE_ENCODE = _seconds("tokenize_encode", "Encoding one text", "process", buckets=SHORT_BUCKETS_S)
+GRAMMAR_TRIAL = _seconds(
+    "grammar_trial", "From a new grammar's arrival to the end of its trial", "process", buckets=SHORT_BUCKETS_S
+)
 TOKENIZED_TEXTS = _counter("tokenized_texts", "Texts encoded, by tokenization engine", "process", "path")
 TOKENIZED_TOKENS = _counter("tokenized_tokens", "Tokens produced, by tokenization engine", "process", "path")
 TOKENIZER_CACHE = _counter("tokenizer_prefix_lookups", "Lookups in the cache of token prefixes", "process", "result")

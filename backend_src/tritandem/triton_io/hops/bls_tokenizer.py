@@ -1,9 +1,9 @@
 """Ids for requests that reach the scheduler with text: asks the model `tokenizer` over BLS.
 
-Owns two small pools of threads, each thread blocked in one call: concurrent calls meet in the tokenizer's dynamic
-batcher, so that batching and its CPU pool are shared with the ensemble. Long texts have a pool of their own, because
-they may take a hundred times as long: short ones never wait for them. `execute` never waits here. Who goes next is
-`text_turns`' to say.
+Owns small pools of threads, each thread blocked in one call: concurrent calls meet in the tokenizer's dynamic batcher,
+so that batching and its CPU pool are shared with the ensemble. Long texts, and grammars to be tried, have pools of
+their own, because they may take a hundred times as long: short texts never wait for them. `execute` never waits here.
+Who goes next is `text_turns`' to say.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ...contracts.arrays import Int32Array
-from ...contracts.errors import DeadlineExpired, EngineFailed, Saturated, TritandemError
+from ...contracts.errors import DeadlineExpired, EngineFailed, RequestCancelled, Saturated, TritandemError
 from ..answer.replies import log_failure
 from ..request.guides import Guide, pack_guide
 from ..request.prompt_source import PromptSource
@@ -27,6 +27,8 @@ from .text_turns import TextTurns, Turn
 from .waiting_texts import RETRY_AFTER_S, WaitingTexts
 
 THREADS = 8  # of each pool
+TRYING_THREADS = 16  # more than may wait for long trials
+MOST_UNTRIED = 256  # grammars
 LONG_CHARS = 16384
 QUEUE_FULL = "Exceeds maximum queue size"  # Triton's own words
 
@@ -37,11 +39,13 @@ class BlsTokenizer:
 
     def __init__(self, max_waiting: int, model_name: str = "tokenizer", threads: int = THREADS) -> None:
         self._waiting, self._model_name = WaitingTexts(max_waiting), model_name
-        self._short, self._long = TextTurns(), TextTurns()
+        self._untried = WaitingTexts(MOST_UNTRIED, "grammars are waiting for a trial")
+        self._short, self._long, self._trying = self._pools = TextTurns(), TextTurns(), TextTurns()
+        kinds = ("", threads), ("long-", threads), ("trying-", TRYING_THREADS)
         self._threads = [
             threading.Thread(target=_work, args=(turns,), name=f"bls-tokenize-{kind}{i}", daemon=True)
-            for turns, kind in ((self._short, ""), (self._long, "long-"))
-            for i in range(threads)
+            for turns, (kind, count) in zip(self._pools, kinds, strict=True)
+            for i in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -53,14 +57,21 @@ class BlsTokenizer:
         then: Callable[[Int32Array, int], None],
         failed: Callable[[Exception], None],
         guide: Guide | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> None:
         """Exactly one of `then(ids, tokenized_ns)` and `failed(error)` is called, later. Raises Saturated.
 
-        `guide`: is tried there too. A prompt of ids is not sent, and its ids come back without meaning.
+        `guide`: is tried there too. A prompt of ids is not sent, and its ids come back without meaning. `cancelled` is
+        asked before a trial.
         """
+        pool, waiting = self._long if prompt.chars > LONG_CHARS else self._short, self._waiting
+        if guide is not None:
+            pool, waiting = self._trying, self._untried
 
         def run() -> None:
             try:
+                if guide is not None and cancelled is not None and cancelled():
+                    raise RequestCancelled("the client closed the stream before its grammar was tried")
                 if turn.deadline_ns is not None and time.monotonic_ns() >= turn.deadline_ns:
                     raise DeadlineExpired("the deadline passed before the text was tokenized")
                 handed = self._encode(prompt, turn, guide)
@@ -71,32 +82,31 @@ class BlsTokenizer:
             else:
                 then(handed.ids, handed.tokenized_ns)
             finally:
-                self._waiting.leave(turn.tenant, turn.priority)
+                waiting.leave(turn.tenant, turn.priority)
 
-        pool = self._long if prompt.chars > LONG_CHARS else self._short
-        self._waiting.enter(turn.tenant, turn.priority)
+        waiting.enter(turn.tenant, turn.priority)
         pool.put(turn, run)
 
     def begin_yielding(self) -> None:
         """Until `end_yielding` one text of each pool at a time: requests pile up before `execute`, which needs the
         interpreter that all of them share."""
-        for turns in (self._short, self._long):
+        for turns in self._pools:
             turns.one_at_a_time(None)
 
     def end_yielding(self, at_ns: int) -> None:
         """`at_ns`: monotonic."""
-        for turns in (self._short, self._long):
+        for turns in self._pools:
             turns.one_at_a_time(at_ns)
 
     def hurry(self, request_id: str) -> None:
         """The texts of this id go next: somebody waits for the end of their requests."""
-        self._short.hurry(request_id)
-        self._long.hurry(request_id)
+        for turns in self._pools:
+            turns.hurry(request_id)
 
     def close(self) -> None:
         """Wait for all that was submitted."""
-        self._short.close()
-        self._long.close()
+        for turns in self._pools:
+            turns.close()
         for thread in self._threads:
             thread.join()
 

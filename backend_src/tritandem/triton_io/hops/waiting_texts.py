@@ -19,8 +19,9 @@ _CLASSES = tuple(PriorityClass)  # an enumeration is walked four times as slowly
 class WaitingTexts:
     """Every `enter` that did not raise is followed by one `leave` with the same tenant and class."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, what: str = "texts are waiting for the tokenizer") -> None:
+        """`what`: waits, in the words of a refusal."""
+        self._limit, self._what = limit, what
         self._lock = threading.Lock()
         self._held: Counter[tuple[str, PriorityClass]] = Counter()
         self._count = 0
@@ -33,7 +34,7 @@ class WaitingTexts:
         with self._lock:
             own = sum(self._held[tenant, one] for one in _CLASSES if one <= priority)
             if not may_hold(own, self._count, self._limit):
-                raise Saturated(f"{self._count} texts are waiting for the tokenizer", RETRY_AFTER_S)
+                raise Saturated(f"{self._count} {self._what}", RETRY_AFTER_S)
             self._held[tenant, priority] += 1
             self._count += 1
 

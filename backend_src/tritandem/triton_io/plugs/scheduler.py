@@ -209,7 +209,7 @@ class SchedulerPlug:
             turn = Turn(draft.request_id, draft.tenant, priority, deadline_ns(draft, limits))
             try:
                 prompt = draft.prompt if decoded is None else PromptSource(input_ids=decoded.input_ids)
-                self._tokenizer.submit(prompt, turn, then, failed, guide)
+                self._tokenizer.submit(prompt, turn, then, failed, guide, sink.cancelled)
             except Saturated as error:
                 refusal = error
         if refusal is not None:

@@ -29,6 +29,7 @@ from ...telemetry.registry import Registry
 from ...tokenizer import Encoded, TextTokenizer, load_tokenizer
 from ..answer.replies import FINAL, answer_each, public_error, send_error
 from ..hops import handover
+from ..hops.bls_tokenizer import MOST_UNTRIED
 from ..hops.handover import RARE_REFUSAL, Handover
 from ..hops.inner_key import InnerKey, load_inner_key
 from ..hops.waiting_texts import WaitingTexts
@@ -61,7 +62,8 @@ def start(process: Process) -> WatchedPlug:
     report = TokenizerReport(registry, name, tokenizer.stats)
     publisher = tokenizer_publisher(config.telemetry, report, registry, name)
     publisher.start()
-    trials = Trials(tokenizer.json_text, tokenizer.vocab_size, tokenizer.end_ids)
+    note_trial = report.note_trial if config.telemetry.metrics else None
+    trials = Trials(tokenizer.json_text, tokenizer.vocab_size, tokenizer.end_ids, note=note_trial)
     trials.start()
     plug = TokenizerPlug(
         tokenizer,
@@ -98,7 +100,7 @@ class TokenizerPlug:
         self._max_tokens = max_tokens
         self._note = note
         self._publisher = publisher
-        self._trials = trials
+        self._trials, self._untried = trials, WaitingTexts(MOST_UNTRIED, "grammars are waiting for a trial")
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Short texts are answered when this returns, long ones later."""
@@ -135,6 +137,7 @@ class TokenizerPlug:
         """The prompt is encoded when the grammar is known to be sound, on the thread that finds out."""
 
         def tried(done: Future[None]) -> None:
+            self._untried.leave(tenant)
             if (error := done.exception()) is not None:
                 reply.refuse(error)
             else:
@@ -143,7 +146,12 @@ class TokenizerPlug:
         if self._trials is None:
             reply.refuse(InvalidRequest(guide.field, "a structure", "none: this model's tokenizer knows no bytes"))
         else:
-            self._trials.check(guide.grammar, guide.field).add_done_callback(tried)
+            try:
+                self._untried.enter(tenant)
+            except TritandemError as error:
+                reply.refuse(error)
+                return
+            self._trials.check(guide.grammar, guide.field, tenant).add_done_callback(tried)
 
     def _begin(self, prompt: PromptSource, tenant: str, reply: _Reply) -> None:
         try:

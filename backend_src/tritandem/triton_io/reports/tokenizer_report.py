@@ -17,11 +17,16 @@ class TokenizerReport:
         self._registry, self._process, self._stats = registry, process, stats
         self._queue_wait = LockedDurationCounts(f.TOKENIZE_QUEUE_WAIT, process=process)
         self._encode = LockedDurationCounts(f.TOKENIZE_ENCODE, process=process)
+        self._trial = LockedDurationCounts(f.GRAMMAR_TRIAL, process=process)
 
     def note(self, encoded: Encoded) -> None:
         """One text is done. Any thread."""
         self._queue_wait.note(encoded.queue_ns)
         self._encode.note(encoded.encode_ns)
+
+    def note_trial(self, taken_ns: int) -> None:
+        """One grammar was tried. Any thread."""
+        self._trial.note(taken_ns)
 
     def __call__(self) -> None:
         registry, process, stats = self._registry, self._process, self._stats()
@@ -34,6 +39,6 @@ class TokenizerReport:
             registry.add_up_to(f.TOKENIZED_TOKENS, tokens, process=process, path=path)
         registry.add_up_to(f.TOKENIZER_CACHE, stats.cache_hits, process=process, result="hit")
         registry.add_up_to(f.TOKENIZER_CACHE, stats.cache_misses, process=process, result="miss")
-        for histogram in (self._queue_wait, self._encode):
+        for histogram in (self._queue_wait, self._encode, self._trial):
             counts, total_s = histogram.totals()
             registry.histogram_up_to(histogram.family, counts, total_s, **histogram.labels)

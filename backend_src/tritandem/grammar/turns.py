@@ -1,0 +1,34 @@
+"""Who goes next where tenants share: each in turn, and what one brings in its own order. Pure, one thread."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
+
+One = TypeVar("One")
+
+
+class Turns(Generic[One]):
+    def __init__(self) -> None:
+        self._of_tenant: OrderedDict[str, deque[One]] = OrderedDict()  # who is next stands first; none is empty
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def held(self, tenant: str) -> int:
+        return len(self._of_tenant.get(tenant, ()))
+
+    def put(self, tenant: str, one: One) -> None:
+        self._of_tenant.setdefault(tenant, deque()).append(one)
+        self._count += 1
+
+    def take(self) -> One:
+        """Raises LookupError when there is none."""
+        tenant, queue = next(iter(self._of_tenant.items()), ("", deque[One]()))
+        one = queue.popleft()
+        self._count -= 1
+        self._of_tenant.move_to_end(tenant)
+        if not queue:
+            del self._of_tenant[tenant]
+        return one
