@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 from tritandem.config import EngineConfig
 from tritandem.contracts.fields import SamplingParams
@@ -65,6 +66,12 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **{**_DECODER, "num_hidden_layers": 3}, sliding_window=9, sliding_window_pattern=3
     ),
     "gpt_oss": lambda: GptOssConfig(**_DECODER, sliding_window=9, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **{**_DECODER, "num_hidden_layers": 3}, layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        mlp_only_layers=[0],
+    ),
     "gpt_neox": lambda: GPTNeoXConfig(
         **{k: v for k, v in _PLAIN.items() if k != "num_key_value_heads"}, rotary_pct=0.5
     ),

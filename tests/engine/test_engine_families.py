@@ -29,10 +29,14 @@ FAMILIES = (
     "hunyuan_v1_moe",
     "minimax_m2",
     "mixtral",
+    "olmo_hybrid",
     "olmoe",
     "phimoe",
     "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
 )
 
 
@@ -43,6 +47,7 @@ def models(family: str) -> tuple[PreTrainedModel, LoadedModel]:
     config.num_hidden_layers, config.initializer_range = 2, 0.3
     config.eos_token_id = config.pad_token_id = None
     if getattr(config, "layer_types", None):
+        config.layer_types = list(dict.fromkeys(config.layer_types)) * 2  # one of each kind first
         config.layer_types = config.layer_types[:2]
     with torch.random.fork_rng():
         torch.manual_seed(11)
@@ -81,4 +86,4 @@ def test_a_family_gets_transformers_tokens_whoever_else_is_there(family: str) ->
     windowed = rig.core.spec.window_tokens is not None  # gives blocks back while it decodes, and has room
     assert windowed or rig.core.load().preemptions > 0
     again = rig.run([request(9, prompts[3], max_tokens=TOKENS)])[9]
-    assert (again.tokens, again.cached_tokens >= 4) == (wanted[3][0], True)
+    assert (again.tokens, again.cached_tokens >= 4) == (wanted[3][0], not rig.core.spec.stateful)

@@ -14,7 +14,7 @@ from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.fields import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode
-from tritandem.engine.host.core import features_of
+from tritandem.engine.host.sequence import features_of
 from tritandem.engine.host.validation import validate
 from tritandem.engine.rows.state import SlotState
 from tritandem.engine.sampling import allowed_tokens, logit_bias, sampler

@@ -51,6 +51,8 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 131),
     **dict.fromkeys(("sliding_window", "window_size"), 16),  # shorter than the probe
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -117,7 +119,8 @@ def probe(family: str, fused: bool = False) -> Finding:
         except ConfigError as error:
             return Finding(family, "refused", _words(error))
     windows = {layer.sliding_window is not None for layer in loaded.layers}
-    attention = " and ".join(word for is_window, word in ((False, "full"), (True, "sliding")) if is_window in windows)
+    kinds = [word for is_window, word in ((False, "full"), (True, "sliding")) if is_window in windows]
+    attention = " and ".join(kinds + ["gated delta rule"] * (loaded.state_bytes > 0))
     if not fused:
         return Finding(family, "served", "", attention)
     from tritandem.engine.model import device_forward

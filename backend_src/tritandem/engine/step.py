@@ -150,6 +150,7 @@ class RunnerSpec:
     window_tokens: int | None = None  # what the farthest-seeing layer sees, its own token included; None: everything
     pass_tokens: tuple[int, ...] = ()  # what prefill is padded to, ascending; (): to nothing
     table_places: int = 0  # tables of structures that the device can hold
+    stateful: bool = False  # layers keep a state of all tokens so far: no prefix is reused, no step runs twice
 
     @property
     def stretched_prefill_tokens(self) -> int:

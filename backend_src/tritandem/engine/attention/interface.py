@@ -26,6 +26,7 @@ class AttentionBatch:
     max_query_tokens: int
     max_context_tokens: int  # upper bound known on the host; fixes grid sizes, never read from the device
     decode: bool  # every row has exactly one query token
+    slots: torch.Tensor | None = None  # int64 [S] under which layers with a state keep it
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, LoadSnapshot
 from ...grammar import Matcher
 from ...telemetry.step_meter import StepMeter
-from ..step import GREEDY, Runner, SamplingFeatures, StepFailed, StepPlan, StepResult, output_budget
+from ..step import Runner, StepFailed, StepPlan, StepResult, output_budget
 from ..structure.tables import Walker
 from . import batcher
 from .batcher import BatchState, Budget, Decision
@@ -24,7 +24,7 @@ from .masks import Lost, MaskServer
 from .outbox import Outbox
 from .pace import Pace
 from .residency import Residency
-from .sequence import NO_SLOT, SequenceState
+from .sequence import NO_SLOT, SequenceState, features_of
 
 RESERVE_BLOCKS = 8
 
@@ -345,14 +345,17 @@ class EngineCore:
 
     def _step_failed(self, step: StepPlan, error: Exception) -> None:
         """The step did not happen, or not all of it. A single concerned sequence fails; several are tried again one by
-        one, where a prompt ended with a new row: a first token that was chosen already must not count."""
+        one, where a prompt ended with a new row: a first token that was chosen already must not count. Of a stateful
+        model all get one, with what they have come to: some layers may have taken this step's tokens in."""
+        while self.spec.stateful and (result := self._collect(wait=True)) is not None:
+            self._apply(result, self._in_flight.popleft())
         slots = set(error.slots) if isinstance(error, StepFailed) else set()
         slots = slots or {chunk.slot for chunk in step.prefill} | set(step.decode_slots)
         concerned = [sequence for sequence in self.running if sequence.slot in slots]
         if len(concerned) > 1:
-            prompt_ends = {chunk.slot for chunk in step.prefill if chunk.last}
+            anew = slots if self.spec.stateful else {chunk.slot for chunk in step.prefill if chunk.last}
             for sequence in concerned:
-                if sequence.slot in prompt_ends:
+                if sequence.slot in anew:
                     self.residency.rewind(sequence)
             self._suspects = deque(concerned)
         else:
@@ -386,15 +389,3 @@ class EngineCore:
         assert all(not sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert set(self._live.values()) == {*self.running, *self.waiting}, "a sequence was lost"
         assert self._waiting_tokens == sum(s.known_tokens for s in self.waiting), "waiting tokens are miscounted"
-
-
-def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
-    """The least that serves every row which samples in a step."""
-    special = [sequence for sequence in sequences if not sequence.plain]
-    if not special:
-        return GREEDY
-    counts = [sequence.request.sampling.logprobs for sequence in special]
-    return SamplingFeatures(
-        asked=frozenset().union(*(sequence.features for sequence in special)),
-        top_logprobs=max(-1 if count is None else count for count in counts),
-    )

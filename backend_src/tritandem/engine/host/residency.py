@@ -57,13 +57,14 @@ class Residency:
     """`admit` / `release` are a pair; `grow` and `register_blocks` act in between."""
 
     def __init__(self, spec: RunnerSpec, prefix_cache: bool) -> None:
-        self.pool = BlockPool(spec.num_blocks, prefix_cache)
+        self.pool = BlockPool(spec.num_blocks, prefix_cache and not spec.stateful)
         self.changes = RowChanges()
         self.shelf = TableShelf(spec.table_places)
         self.hit_tokens = 0  # prompt tokens found in the prefix cache, at first admissions
         self._families: dict[int, list[SequenceState]] = {}  # live sequences of one prompt, by the number they have
-        self._num_slots, self._block_tokens = spec.num_slots, spec.block_tokens
-        self.window_tokens = spec.window_tokens
+        self._num_slots, self._block_tokens, self._stateful = spec.num_slots, spec.block_tokens, spec.stateful
+        # What a state was made of cannot be made anew without the blocks of all tokens.
+        self.window_tokens = None if spec.stateful else spec.window_tokens
         # A query sees window - 1 tokens before its own: behind full blocks, so many of them.
         self._seen_blocks = None if spec.window_tokens is None else -(-spec.window_tokens // spec.block_tokens)
         self._free_slots = list(range(spec.num_slots - 1, -1, -1))
@@ -73,8 +74,8 @@ class Residency:
         return len(self._free_slots)
 
     def join(self, sequence: SequenceState) -> None:
-        """It lives from now on, and may begin on the blocks of its family."""
-        if number := sequence.request.family:
+        """It lives from now on, and may begin on the blocks of its family, unless those are not all that it needs."""
+        if (number := sequence.request.family) and not self._stateful:
             sequence.family = self._families.setdefault(number, [])
             sequence.family.append(sequence)
 

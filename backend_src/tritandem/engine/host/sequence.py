@@ -15,7 +15,17 @@ from ...contracts.arrays import Float32Array, Int32Array
 from ...contracts.requests import EngineRequest
 from ...contracts.stream import FinishCode, TokenScores
 from ...grammar import Matcher
-from ..step import ALLOWED_TOKENS, BAD_WORDS, LOGIT_BIAS, STRUCTURED, TABLED, PrefillChunk, StepResult
+from ..step import (
+    ALLOWED_TOKENS,
+    BAD_WORDS,
+    GREEDY,
+    LOGIT_BIAS,
+    STRUCTURED,
+    TABLED,
+    PrefillChunk,
+    SamplingFeatures,
+    StepResult,
+)
 from ..structure.tables import Walker
 from .kv_blocks import NULL_BLOCK, chain_hash, root_hash
 
@@ -195,3 +205,15 @@ class SequenceState:
                 parent = chain_hash(parent, content[start : start + block_bytes])
                 self._hashes.append(parent)
         return self._hashes[:count]
+
+
+def features_of(sequences: list[SequenceState]) -> SamplingFeatures:
+    """The least that serves every row which samples in a step."""
+    special = [sequence for sequence in sequences if not sequence.plain]
+    if not special:
+        return GREEDY
+    counts = [sequence.request.sampling.logprobs for sequence in special]
+    return SamplingFeatures(
+        asked=frozenset().union(*(sequence.features for sequence in special)),
+        top_logprobs=max(-1 if count is None else count for count in counts),
+    )

@@ -22,6 +22,7 @@ from .linear.interface import Unfusable
 from .loader import LoadedModel
 from .packed import KvCache, PackedForward
 from .quantized.loading import rounds_activations, unpack_model
+from .states.cache import StateCache
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class DeviceForward:
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, max_rows: int, on_progress: Callable[[str], None]
     ) -> None:
-        """Starts on a tiny KV cache that serves the probe; `use` gives it the real one."""
+        """Starts on a tiny KV cache that serves the probe; `use` gives it the real one. The states of layers that have
+        one are there at once, for all rows."""
         model = loaded.model
         device = torch.device(model.device)
         kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
@@ -44,13 +46,18 @@ class DeviceForward:
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
         backend = choose_attention("cuda", config.attention, shapes, max_rows, device)
         self.capturable = backend.capturable
-        self._packed = PackedForward(model, cache, backend)
+        states = StateCache.allocate(model, max_rows) if loaded.state_bytes else None
+        self._packed = PackedForward(model, cache, backend, states)
         self.experts = use_products(model) if config.compile else None  # in words what runs them, where there are any
         if self.experts is not None:
             log.info("the model's mixtures of experts run on %s", self.experts)
         self._fused: FusedDecoder | None = None
         attention = backend.fused()
-        if config.compile and attention is not None:
+        if states is not None:
+            size = f"{(max_rows + 1) * loaded.state_bytes / 2**30:.2f} GiB"
+            on_progress(f"states of {len(states.layers)} layers for {max_rows} sequences: {size}")
+            log.info("the model runs on transformers' own code: %s", "it has layers with a state")
+        elif config.compile and attention is not None:
             try:
                 fused = FusedDecoder(
                     model, loaded.layers, cache, attention, loaded.max_context_tokens, _can_overlap(device)
@@ -101,7 +108,7 @@ class DeviceForward:
         mapping = (block * block_tokens + positions % block_tokens).masked_fill(context_lens == 0, 0)
         every = torch.arange(count + 1, dtype=torch.int32, device=rows.device)
         max_context = tables.shape[1] * block_tokens
-        batch = AttentionBatch(mapping, tables, context_lens, every, 1, max_context, decode=True)
+        batch = AttentionBatch(mapping, tables, context_lens, every, 1, max_context, decode=True, slots=rows)
         return self._packed.logits(ids, positions, every[:count].long(), batch)
 
     def mixed(

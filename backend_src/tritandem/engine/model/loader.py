@@ -29,6 +29,7 @@ from .gguf.model import check_gguf, load_gguf, unpacked_words
 from .packed import ATTENTION_NAME, LayerShape
 from .quantized.files import QuantizedFiles, quantized_files
 from .quantized.loading import load_quantized, quantize_model
+from .states.cache import state_bytes
 from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
 
@@ -43,6 +44,11 @@ class LoadedModel:
     layers: list[LayerShape]
     vocab_size: int
     max_context_tokens: int  # the model's own limit
+
+    @property
+    def state_bytes(self) -> int:
+        """What layers with a state keep of each sequence; 0 for a model of attention alone."""
+        return state_bytes(self.model)
 
     def served_context(self, config: EngineConfig, num_blocks: int) -> int:
         """Tokens of one sequence at most: the model's, the setting's, and what all blocks but the null block hold."""
@@ -97,7 +103,12 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     on_progress("checking that its attention can be served")
     layers = inspect_model(model)
     text = model.config.get_text_config()
-    return LoadedModel(model, layers, text.vocab_size, context_tokens)
+    loaded = LoadedModel(model, layers, text.vocab_size, context_tokens)
+    if loaded.state_bytes:
+        on_progress(
+            f"layers keep {loaded.state_bytes / 2**20:.1f} MiB of each sequence: no prefix cache for this model"
+        )
+    return loaded
 
 
 def _read_config(path: Path, header: GgufHeader | None) -> tuple[PreTrainedConfig, Any]:

@@ -1,8 +1,8 @@
 """A transformers decoder run over packed tokens with our attention and our KV cache.
 
 Owns the KV tensors and the call into the model; the attention goes through transformers' attention
-interface. Fixed shapes, no host synchronisation: a CUDA graph may capture `PackedForward.logits`.
-Knows nothing about slots, sampling or requests.
+interface, layers with a state through their own forward, which `states/` takes over. Fixed shapes, no host
+synchronisation: a CUDA graph may capture `PackedForward.logits`. Knows nothing about sampling or requests.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..attention.interface import AttentionBackend, AttentionBatch
+from .states.cache import StateCache
 
 ATTENTION_NAME = "tritandem"
 
@@ -28,6 +29,7 @@ class LayerShape:
     kv_heads: int
     head_dim: int
     sliding_window: int | None
+    number: int  # in the model, where layers without attention may lie between
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class KvCache:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     windows: list[int | None]  # how far back each layer's queries see
+    places: dict[int, int]  # in these lists, by the layer's number in the model
 
     @classmethod
     def allocate(
@@ -54,7 +57,8 @@ class KvCache:
             return torch.zeros(shape, dtype=kv_type, device=device)
 
         keys, values = ([zeros(layer) for layer in layers] for _ in range(2))
-        return cls(keys, values, [layer.sliding_window for layer in layers])
+        places = {layer.number: place for place, layer in enumerate(layers)}
+        return cls(keys, values, [layer.sliding_window for layer in layers], places)
 
     def copy_blocks(self, copies: torch.Tensor) -> None:
         """What is in the first block of each pair (int64 [C, 2]) is in the second, too. No second one is a first."""
@@ -76,7 +80,7 @@ def window_tokens(layers: Sequence[LayerShape]) -> int | None:
 
 
 class AttentionSink(Protocol):
-    """Receives every attention call of one forward pass."""
+    """Receives every attention call of one forward pass, and the layers with a state."""
 
     def __call__(
         self,
@@ -91,6 +95,9 @@ class AttentionSink(Protocol):
     ) -> torch.Tensor:
         """query [T, heads, D], key and value [T, kv_heads, D], sink_logits [heads] -> [T, heads, D]."""
 
+    def mix(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """What a layer with a state makes of [1, T, hidden], in the same shape."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
@@ -101,6 +108,7 @@ class PagedContext:
 
     backend: AttentionBackend
     cache: KvCache
+    states: StateCache | None
     batch: AttentionBatch
 
     def __call__(
@@ -114,10 +122,15 @@ class PagedContext:
         softcap: float | None,
         sink_logits: torch.Tensor | None,
     ) -> torch.Tensor:
-        key_cache, value_cache = self.cache.keys[layer], self.cache.values[layer]
+        place = self.cache.places[layer]
+        key_cache, value_cache = self.cache.keys[place], self.cache.values[place]
         self.backend.store(key, value, key_cache, value_cache, self.batch)
-        window = self.cache.windows[layer]
+        window = self.cache.windows[place]
         return self.backend.attend(query, key_cache, value_cache, self.batch, scaling, window, softcap, sink_logits)
+
+    def mix(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.states is not None
+        return self.states.mix(layer, hidden, self.batch)
 
 
 def packed_attention(
@@ -172,14 +185,17 @@ def run_model(
 
 
 class PackedForward:
-    """One loaded model over one KV cache."""
+    """One loaded model over one KV cache and, where it has layers with a state, the states of each slot."""
 
-    def __init__(self, model: PreTrainedModel, cache: KvCache, backend: AttentionBackend) -> None:
-        self.model, self.cache, self.backend = model, cache, backend
+    def __init__(
+        self, model: PreTrainedModel, cache: KvCache, backend: AttentionBackend, states: StateCache | None = None
+    ) -> None:
+        self.model, self.cache, self.backend, self.states = model, cache, backend, states
 
     @torch.no_grad()
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
         """Store K and V of T packed tokens and return float32 [R, V] logits after the tokens `rows`."""
-        return run_model(self.model, ids, positions, rows, PagedContext(self.backend, self.cache, batch))
+        context = PagedContext(self.backend, self.cache, self.states, batch)
+        return run_model(self.model, ids, positions, rows, context)

@@ -1,7 +1,7 @@
 """Can this model be served? Found out by running it, once, at load.
 
-Owns the verdict and the per-layer attention shapes. A short pass through our attention must reach every
-layer exactly once, with nothing but standard causal attention asked for, and give the logits that the
+Owns the verdict and the per-layer attention shapes. A short pass through our attention and our layers with a state
+must reach every layer exactly once, with nothing but standard causal attention asked for, and give the logits that the
 model's own eager attention gives. What a short pass cannot show, windows, is read off the functions from which
 transformers makes each layer's mask. Knows nothing about requests; runs in the loading thread.
 """
@@ -21,6 +21,9 @@ from ...model_facts.folder import context_tokens
 from ..attention.dense import DenseAttention
 from ..attention.interface import AttentionBatch
 from .packed import ATTENTION_NAME, KvCache, LayerShape, PackedForward, packed_attention, run_model
+from .states.cache import StateCache
+from .states.interface import DeltaLayer
+from .states.layers import FAMILIES, LAYER_TYPE, find_layers, take_over
 
 PROBE_TOKENS = 24
 PROBE_NAME = "tritandem_probe"
@@ -41,18 +44,23 @@ def check_config(config: PreTrainedConfig) -> None:
     name = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{name}: encoder-decoder models cannot be served, only decoders")
+    known = _LAYER_TYPES | {LAYER_TYPE} if name in FAMILIES else _LAYER_TYPES
     for layer_type in getattr(config, "layer_types", None) or ():
-        if layer_type not in _LAYER_TYPES:
+        if layer_type not in known:
             raise UnsupportedModel(f"{name}: has {layer_type!r} layers; only full and sliding attention is served")
     if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel(f"{name}: its attention is not causal")
 
 
 class _Recorder:
-    """The attention of the probe: notes shapes and answers with dense causal attention."""
+    """The attention of the probe: notes shapes and answers with dense causal attention. Layers with a state run as
+    transformers has them."""
 
-    def __init__(self, num_tokens: int, context_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, num_tokens: int, context_tokens: int, states: dict[int, DeltaLayer], device: torch.device
+    ) -> None:
         self.layers: dict[int, LayerShape] = {}
+        self._states = states
         self.calls: list[int] = []
         self.batch = _one_row_batch(0, num_tokens, device)
         self._context_tokens = context_tokens
@@ -83,12 +91,17 @@ class _Recorder:
         if key.shape != value.shape or query.shape[2] != key.shape[2]:
             raise UnsupportedModel("its keys and values differ in shape (latent attention)")
         self.calls.append(layer)
-        self.layers[layer] = LayerShape(query.shape[1], key.shape[1], key.shape[2], sliding_window)
+        self.layers[layer] = LayerShape(query.shape[1], key.shape[1], key.shape[2], sliding_window, layer)
         key_cache = key.new_zeros((2, self.batch.max_context_tokens, *key.shape[1:]))
         value_cache = torch.zeros_like(key_cache)
         backend = DenseAttention()
         backend.store(key, value, key_cache, value_cache, self.batch)
         return backend.attend(query, key_cache, value_cache, self.batch, scaling, sliding_window, softcap, sink_logits)
+
+    def mix(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls.append(layer)
+        out: torch.Tensor = self._states[layer].module(hidden)
+        return out
 
 
 def stated_context(config: PreTrainedConfig) -> int:
@@ -141,6 +154,7 @@ def _one_row_batch(start: int, end: int, device: torch.device) -> AttentionBatch
         max_query_tokens=end - start,
         max_context_tokens=end,
         decode=False,
+        slots=torch.zeros(1, dtype=torch.int64, device=device),
     )
 
 
@@ -180,7 +194,13 @@ def inspect_model(model: PreTrainedModel) -> list[LayerShape]:
     name, device = config.model_type, model.device
     ids = torch.arange(PROBE_TOKENS, device=device) * 7919 % config.vocab_size
     positions = torch.arange(PROBE_TOKENS, device=device)
-    recorder = _Recorder(PROBE_TOKENS, stated_context(config), device)
+    try:
+        states = find_layers(model)
+    except ValueError as error:
+        raise UnsupportedModel(f"{name}: {error}") from error
+    for layer in states.values():
+        take_over(layer)
+    recorder = _Recorder(PROBE_TOKENS, stated_context(config), states, device)
     try:
         model.set_attn_implementation(PROBE_NAME)
         run_model(model, ids, positions, positions, recorder)
@@ -191,7 +211,9 @@ def inspect_model(model: PreTrainedModel) -> list[LayerShape]:
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
     _check_calls(name, config, recorder)
-    layers = [recorder.layers[index] for index in range(len(recorder.layers))]
+    layers = [recorder.layers[index] for index in sorted(recorder.layers)]
+    if not layers:
+        raise UnsupportedModel(f"{name}: no layer of it has attention")
     _check_logits(name, model, layers, ids, positions)
     return layers
 
@@ -209,7 +231,7 @@ def _check_calls(name: str, config: PreTrainedConfig, recorder: _Recorder) -> No
 def _check_logits(
     name: str, model: PreTrainedModel, layers: list[LayerShape], ids: torch.Tensor, positions: torch.Tensor
 ) -> None:
-    """Two chunks through a paged cache must agree with the model's own attention over the whole."""
+    """Two chunks and a single token through a paged cache must agree with the model's own attention over the whole."""
     model.set_attn_implementation("eager")
     try:
         truth = model(input_ids=ids[None], position_ids=positions[None], use_cache=False).logits[0].float()
@@ -218,13 +240,16 @@ def _check_logits(
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
     forward = PackedForward(
-        model, KvCache.allocate(layers, 2, PROBE_TOKENS, model.dtype, model.device), DenseAttention()
+        model,
+        KvCache.allocate(layers, 2, PROBE_TOKENS, model.dtype, model.device),
+        DenseAttention(),
+        StateCache.allocate(model, slots=1),
     )
-    cut = PROBE_TOKENS * 2 // 3
+    cut, last = PROBE_TOKENS * 2 // 3, PROBE_TOKENS - 1
     ours = torch.cat(
         [
             forward.logits(ids[a:b], positions[a:b], positions[: b - a], _one_row_batch(a, b, model.device))
-            for a, b in ((0, cut), (cut, PROBE_TOKENS))
+            for a, b in ((0, cut), (cut, last), (last, PROBE_TOKENS))
         ]
     )
     difference = float((ours - truth).norm() / truth.norm().clamp(min=1e-6))

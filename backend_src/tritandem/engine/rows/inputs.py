@@ -74,6 +74,7 @@ class PassInputs:
             max_query_tokens=max_query_tokens,
             max_context_tokens=max_context,
             decode=False,
+            slots=self.slots,
         )
 
 

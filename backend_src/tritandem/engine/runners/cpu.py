@@ -20,6 +20,7 @@ from ..attention.kv_type import resolve_kv_type
 from ..attention.registry import choose_attention
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, PackedForward, kv_bytes_per_token, window_tokens
+from ..model.states.cache import StateCache
 from ..rows.state import SlotState
 from ..sampling.prompt_scores import host_scores, score_chunks, scored_rows
 from ..sampling.sampler import sample
@@ -48,6 +49,7 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
         launch_ahead_steps=0,
         table_places=TABLE_PLACES,
         window_tokens=window_tokens(loaded.layers),
+        stateful=loaded.state_bytes > 0,
     )
 
 
@@ -60,7 +62,8 @@ class CpuRunner:
         cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, kv_type, "cpu")
         shapes = [Heads(layer.heads, layer.kv_heads, layer.head_dim) for layer in loaded.layers]
         backend = choose_attention("cpu", config.attention, shapes, config.max_sequences, torch.device("cpu"))
-        self._forward = PackedForward(loaded.model, cache, backend)
+        states = StateCache.allocate(loaded.model, spec.num_slots) if spec.stateful else None
+        self._forward = PackedForward(loaded.model, cache, backend, states)
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
         self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")
         self.masks = self._slots.masks.numpy()
@@ -155,6 +158,7 @@ class CpuRunner:
             max_query_tokens=int(lens.max()),
             max_context_tokens=int(contexts.max()),
             decode=not plan.prefill,
+            slots=row_slots,
         )
         return ids, positions, batch
 

@@ -43,6 +43,7 @@ def cuda_spec(loaded: LoadedModel, config: EngineConfig, num_blocks: int, max_ro
         launch_ahead_steps=config.launch_ahead_steps,
         table_places=TABLE_PLACES,
         window_tokens=window_tokens(loaded.layers),
+        stateful=loaded.state_bytes > 0,
     )
 
 
@@ -113,6 +114,7 @@ def _trial_prefill(forward: DeviceForward, tokens: int, max_rows: int, vocab_siz
         max_query_tokens=tokens,
         max_context_tokens=tokens,
         decode=False,
+        slots=torch.zeros_like(lens, dtype=torch.int64),
     )
     logits = forward.prefill(ids, positions, positions[: min(max_rows, tokens)], batch).float()
     scratch = [torch.empty_like(logits) for _ in range(6)]  # what filtered sampling holds at its peak
