@@ -7,6 +7,7 @@ runs with such shares of the answers bound to JSON, each to its own schema. The 
 
     python -m tritandem_bench.engine --model DIR --device cpu --batch 1,8 --new-tokens 32
     python -m tritandem_bench.engine --shape qwen3-30b-a3b --batch 1,64,256 --without generate,generate_batch
+    python -m tritandem_bench.engine --shape small-hybrid --batch 1,8,64 --without generate_batch
 """
 
 from __future__ import annotations

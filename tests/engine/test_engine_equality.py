@@ -8,6 +8,7 @@ from tritandem.contracts.stream import FinishCode
 from tritandem.engine.attention.dense import DenseAttention
 from tritandem.engine.attention.interface import AttentionBatch
 from tritandem.engine.model.packed import KvCache, PackedForward
+from tritandem.engine.model.states.cache import StateCache
 
 from tests.engine.engine_rig import (
     CONFIGS,
@@ -51,7 +52,7 @@ def test_logits_of_a_chunked_paged_pass_equal_a_full_forward(kind: str) -> None:
     ids = torch.arange(length) * 31 % loaded.vocab_size
     blocks = torch.tensor([[7, 2, 5, 1, 6]], dtype=torch.int32)
     cache = KvCache.allocate(loaded.layers, 8, block_tokens, torch.float32, "cpu")
-    forward = PackedForward(loaded.model, cache, DenseAttention())
+    forward = PackedForward(loaded.model, cache, DenseAttention(), StateCache.allocate(loaded.model, slots=1))
     parts = []
     for start, end in ((0, cut), (cut, length)):
         positions = torch.arange(start, end)
@@ -63,6 +64,7 @@ def test_logits_of_a_chunked_paged_pass_equal_a_full_forward(kind: str) -> None:
             max_query_tokens=end - start,
             max_context_tokens=end,
             decode=False,
+            slots=torch.zeros(1, dtype=torch.int64),
         )
         parts.append(forward.logits(ids[start:end], positions, torch.arange(end - start), batch))
     with torch.no_grad():
