@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3NextConfig
 from tritandem.cli.main import main
 from tritandem.cli.model_fit import fit
 from tritandem.cli.model_show import summary
+from tritandem.engine.model.states.cache import state_bytes
 
 from tests.engine import quantized_folders
 
@@ -79,6 +80,29 @@ def test_what_does_not_fit_is_said_so(folder: Path) -> None:
                                 "sequences": {128: 0}}  # fmt: skip
     assert fit({**facts, "layers": None}, 10**9) is None
     assert fit({**facts, "quantization": "gptq", "weight_bytes": 7}, 10**9)["weight_bytes"] == 7
+
+
+def test_of_a_hybrid_states_are_told_and_take_their_part_of_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Qwen3NextConfig(
+        **SMALL | {"num_hidden_layers": 4}, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=12, mlp_only_layers=[0, 1, 2, 3], head_dim=8,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    each = state_bytes(model)
+    out = shown(capsys, str(tmp_path))[1]
+    assert f"of 3 layers, {each:,} bytes a sequence; no prefix cache" in out
+    assert "KV cache 64 bytes a token;" in out, "of one layer of four"
+    facts = json.loads(shown(capsys, str(tmp_path), "--gpu-gb", "0.1", "--json")[1])
+    left = (1e8 - facts["fits"]["weight_bytes"]) * 0.9
+    assert facts["fits"]["sequences"] == {"128": int(left / (128 * 64 + each))}
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert stated["layer_types"].count("linear_attention") == 3
+    del stated["layer_types"]
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"full_attention_interval": 4}))
+    assert json.loads(shown(capsys, str(tmp_path), "--json")[1])["state_bytes"] == each
 
 
 def test_memory_is_counted_as_the_flags_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

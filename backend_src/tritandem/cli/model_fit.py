@@ -17,14 +17,16 @@ _SCALE_BYTES, _INT4_GROUP = 4, 128  # of what is quantized at load
 
 
 def kv_bytes_a_token(facts: Mapping[str, Any], kv_dtype: str = "auto") -> int | None:
-    """Keys and values of all layers; None where the files do not state their shape. `kv_dtype`: of the setting."""
+    """Keys and values of all layers that have them; None where the files do not state their shape. `kv_dtype`: of the
+    setting."""
     layers, heads = facts["layers"], facts["attention_heads"]
     key_value_heads, head_size = facts["key_value_heads"] or heads, facts["head_size"]
     if head_size is None and facts["hidden_size"] and heads:
         head_size = facts["hidden_size"] // heads
     if not (isinstance(layers, int) and isinstance(key_value_heads, int) and isinstance(head_size, int)):
         return None
-    return 2 * layers * key_value_heads * head_size * (1 if kv_dtype == "fp8_e4m3" else _VALUE_BYTES)
+    states: int = facts["state_layers"]
+    return 2 * (layers - states) * key_value_heads * head_size * (1 if kv_dtype == "fp8_e4m3" else _VALUE_BYTES)
 
 
 def weight_bytes(facts: Mapping[str, Any], quantization: str = "none") -> int | None:
@@ -50,10 +52,12 @@ def fit(
 ) -> dict[str, Any] | None:
     """What a GPU of so many bytes holds beside the weights: tokens, and by length how many sequences. None: unknown."""
     a_token, weights = kv_bytes_a_token(facts, kv_dtype), weight_bytes(facts, quantization)
-    if a_token is None or weights is None:
+    states = facts["state_bytes"]
+    if not a_token or weights is None or states is None:
         return None
     left = (gpu_bytes - weights) * EngineConfig().kv_memory_fraction
     tokens = max(0, int(left / a_token))
     context = facts["context_tokens"] or max(LENGTHS)
-    sequences = {length: tokens // length for length in LENGTHS if length <= context} or {context: tokens // context}
+    lengths = [length for length in LENGTHS if length <= context] or [context]
+    sequences = {length: max(0, int(left / (length * a_token + states))) for length in lengths}
     return {"gpu_bytes": gpu_bytes, "weight_bytes": weights, "kv_tokens": tokens, "sequences": sequences}

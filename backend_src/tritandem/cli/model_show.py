@@ -126,8 +126,11 @@ def lines(path: Path, facts: Mapping[str, Any]) -> Iterator[str]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in facts["weights"].items())
         yield _line("weights", f"{facts['parameters']:,} values in {facts['weight_bytes'] / 1e6:,.1f} MB: {kinds}")
     if {"layers", "key_value_heads", "head_size"} <= stated.keys():
-        values = 2 * stated["layers"] * stated["key_value_heads"] * stated["head_size"]
+        values = 2 * (stated["layers"] - facts["state_layers"]) * stated["key_value_heads"] * stated["head_size"]
         yield _line("KV cache", f"{2 * values:,} bytes a token in bf16, {values:,} in fp8_e4m3 (engine.kv_dtype)")
+    if "state_layers" in stated:
+        size = f"{facts['state_bytes']:,} bytes" if "state_bytes" in stated else "an unknown size"
+        yield _line("states", f"of {facts['state_layers']} layers, {size} a sequence; no prefix cache")
     heads = {True: "the embedding once more", False: "weights of its own", None: "not said"}
     yield _line("head", heads[facts["tied_head"]])
     yield _line("context", f"{facts['context_tokens']} tokens" if "context_tokens" in stated else "not said")

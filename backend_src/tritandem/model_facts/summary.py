@@ -17,6 +17,7 @@ from .folder import ModelFolder, read_folder
 from .generation import sampling_defaults
 from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
 from .quantization import StoredLayer, read_quantization, stored_layers
+from .states import state_facts
 from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
 from .weight_files import Weight, read_weights
 
@@ -33,6 +34,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     stated = folder.end_ids(vocabulary.ids.get(eos) if vocabulary and eos else None)
     turn_ends = turn_end_ids(vocabulary) if vocabulary else ()
     kinds = Counter(weight.kind for weight in weights.values())
+    states = state_facts(text)
     quantized, plain = _quantized(folder, weights)
     values = [rows * inner for rows, inner in (layer.shape for layer in quantized.values())]
     linear = _linear({name: weights[name].shape for name in plain})
@@ -40,6 +42,8 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "format": "folder",
         "architecture": text.get("model_type"),
         "layers": text.get("num_hidden_layers"),
+        "state_layers": states.layers,
+        "state_bytes": states.sequence_bytes,
         "hidden_size": text.get("hidden_size"),
         "attention_heads": text.get("num_attention_heads"),
         "key_value_heads": text.get("num_key_value_heads"),
@@ -77,6 +81,8 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
         "format": "GGUF file",
         "architecture": header.architecture,
         "layers": stated.get("block_count"),
+        "state_layers": 0,
+        "state_bytes": 0,
         "hidden_size": stated.get("embedding_length"),
         "attention_heads": stated.get("attention.head_count"),
         "key_value_heads": stated.get("attention.head_count_kv"),
