@@ -54,7 +54,8 @@ class Bench:
         state.block_table[:SLOTS] = 1 + torch.arange(SLOTS * BLOCKS_EACH, dtype=torch.int32).view(SLOTS, BLOCKS_EACH)
         state.finished[:SLOTS] = False
         ring = torch.zeros((4, (SLOTS + MAX_CHUNKS) * WORDS_PER_ROW), dtype=torch.int32, device=device)
-        self.report = Report(ring, torch.zeros(1, dtype=torch.int64, device=device))
+        record, masks_ready = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
+        self.report = Report(ring, record, masks_ready, torch.zeros(4, dtype=torch.int64, device=device))
         self.step = DecodeStep(state, self._decode, self.report, SLOTS, MAX_CHUNKS)
         no_graphs = GraphCache(SimpleNamespace(device=device), enabled=False)  # type: ignore[arg-type]
         self.passes = MixedPasses(state, BLOCK, self.forward, self.step, no_graphs, SLOTS, 32, torch.float32)
@@ -255,3 +256,4 @@ def test_the_efficient_chunk_is_the_least_that_costs_about_as_little_a_token_as_
     assert efficient_tokens(apart, lambda rows: 4.0) == ((64, 256),), "by itself, as `cheapest` would run it"
     assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 2.5}, lambda rows: 0.6) == ((64, 2048),)
     assert efficient_tokens({PassSize(8, 48): 1.0}, lambda rows: 0.5) == ()
+    assert efficient_tokens({PassSize(64, 320): 1.1, PassSize(64, 2048): 1.2}, lambda rows: 1.3) == ((64, 320),)

@@ -73,7 +73,7 @@ def efficient_tokens(costs: Mapping[PassSize, float], decode_ms: Callable[[int],
     for size, taken in choices.items():
         if size.rows and size.tokens >= EFFICIENT_FROM:
             apart_ms = 0.0 if taken.rows else decode_ms(size.rows)
-            added_ms = costs[taken] + apart_ms - decode_ms(size.rows)
+            added_ms = max(0.0, costs[taken] + apart_ms - decode_ms(size.rows))  # less: measured beside a neighbour
             prices.setdefault(size.rows, {})[size.tokens] = added_ms / size.tokens
     return tuple(
         (rows, min(tokens for tokens, price in by_tokens.items() if price <= NEARLY * min(by_tokens.values())))
