@@ -24,6 +24,18 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     },
+    "llama-3.1-70b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe",
         "vocab_size": 151_936,

@@ -1,4 +1,4 @@
-"""How many cores a deployment needs: the published rule beside a model of measured costs.
+"""How many cores a deployment needs, and how long steps take on several GPUs: models of measured costs.
 
 Tier 4. Knows nothing about running servers: everything is computed from numbers.
 """
