@@ -48,23 +48,25 @@ def plain_sum(parts: Sequence[torch.Tensor], residual: torch.Tensor | None = Non
     return (total if residual is None else total + residual.to(total.device).float()).to(parts[0].dtype)
 
 
-def dtypes(device: torch.device) -> list[torch.dtype]:
-    """The interpreter cuts bfloat16 off instead of rounding it."""
-    return [torch.float32, torch.float16, *([torch.bfloat16] if device.type == "cuda" else [])]
-
-
 # -- rank by rank --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_by_one(kernel_device: torch.device) -> torch.device:
+    """Where ranks cannot run all at once; where they can, every stage of every kind would only be compiled apart."""
+    if kernel_device.type == "cuda":
+        pytest.skip("here they run all at once")
+    return kernel_device
 
 
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_ranks_that_run_one_after_the_other_get_the_sum(
-    kernel_device: torch.device, ranks: int, two_shot: bool
-) -> None:
-    devices, rng = [kernel_device] * ranks, random.Random(ranks)
+def test_ranks_that_run_one_after_the_other_get_the_sum(one_by_one: torch.device, ranks: int, two_shot: bool) -> None:
+    devices, rng = [one_by_one] * ranks, random.Random(ranks)
     group = together(devices)
     for call in range(8):
-        dtype, shape = rng.choice(dtypes(kernel_device)), (rng.choice((1, 7, 64, SIZES.rows)), SIZES.width)
+        # The interpreter cuts bfloat16 off instead of rounding it.
+        dtype, shape = rng.choice((torch.float32, torch.float16)), (rng.choice((1, 7, 64, SIZES.rows)), SIZES.width)
         parts = [part.view(-1) for part in randoms(devices, shape, dtype, call)]
         residual = randoms(devices[:1], shape, dtype, 99)[0].view(-1) if call % 2 else None
         outs = [torch.empty_like(part) for part in parts]
@@ -76,8 +78,8 @@ def test_ranks_that_run_one_after_the_other_get_the_sum(
     assert group[0].failed() is None
 
 
-def test_columns_stand_beside_each_other_in_the_order_of_ranks(kernel_device: torch.device) -> None:
-    devices = [kernel_device] * 3
+def test_columns_stand_beside_each_other_in_the_order_of_ranks(one_by_one: torch.device) -> None:
+    devices = [one_by_one] * 3
     group = together(devices)
     for rows in (1, 5, 64):
         parts = randoms(devices, (rows, 32), torch.float32, rows)
@@ -88,12 +90,12 @@ def test_columns_stand_beside_each_other_in_the_order_of_ranks(kernel_device: to
         assert all(torch.equal(out, torch.cat(parts, dim=1)) for out in outs)
 
 
-def test_the_best_is_the_largest_and_of_equals_the_lowest_id(kernel_device: torch.device) -> None:
+def test_the_best_is_the_largest_and_of_equals_the_lowest_id(one_by_one: torch.device) -> None:
     nan, inf = float("nan"), float("inf")
     values = torch.tensor([[1.0, 2.0, 3.0, nan, nan, -inf, inf], [1.0, 5.0, 2.0, inf, nan, -inf, nan]])
     ids = torch.tensor([[3, 4, 5, 6, 7, 8, 9], [103, 104, 105, 106, 107, 108, 2_000_000_000]])
-    group = together([kernel_device] * 2)
-    given = [(values[rank].to(kernel_device), ids[rank].to(kernel_device)) for rank in range(2)]
+    group = together([one_by_one] * 2)
+    given = [(values[rank].to(one_by_one), ids[rank].to(one_by_one)) for rank in range(2)]
     found = [(torch.empty_like(value), torch.empty_like(index)) for value, index in given]
     for stage in stages():
         for exchange, best, out in zip(group, given, found, strict=True):
@@ -123,13 +125,14 @@ def test_a_rank_that_does_not_come_is_named_and_later_calls_do_not_wait(kernel_d
 def test_a_host_that_gives_up_is_heard_by_whoever_waits(kernel_device: torch.device) -> None:
     """Without a clock, patience of so many polls would last for hours."""
     group = together([kernel_device] * 2)
-    group[0].patience(600 if kernel_device.type == "cuda" else 10**9)
     part = torch.ones((4, SIZES.width), device=kernel_device)
-    warm = together([kernel_device] * 2)  # compiled and loaded before anybody waits
-    warm[0].patience(0)
-    warm[0].sum(part.clone())
+    group[0].patience(0)  # a rehearsal: compiled and loaded before anybody waits
+    group[0].sum(part.clone())
+    assert group[0].failed() is None
+    group[0].patience(600 if kernel_device.type == "cuda" else 10**9)
     if kernel_device.type == "cuda":
         torch.cuda.synchronize()
+        assert group[0].failed() is None
         group[0].sum(part)
     group[1].abort("enough")
     if kernel_device.type == "cuda":
@@ -168,21 +171,25 @@ def finish(devices: Sequence[torch.device]) -> None:
 
 
 @pytest.mark.usefixtures("cuda_device")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_all_at_once_over_random_shapes(ranks: int) -> None:
     devices, rng = all_devices(ranks), random.Random(ranks)
     group, streams = together(devices, LARGE), [torch.cuda.Stream(device) for device in devices]
     for exchange in group:
         exchange.patience(20)
     shapes = [(1, 4096), (384, 4096), (2048, 4096), (5000, 4096)]
-    shapes += [(rng.randint(1, 384), rng.choice((576, 2048, 4096, 8192))) for _ in range(20)]
+    shapes += [(rng.randint(1, 384), rng.choice((576, 2048, 4096, 8192))) for _ in range(16)]
     for number, shape in enumerate(shapes):
-        dtype = rng.choice(dtypes(devices[0]))
+        # Each kind, block and type is compiled: of others than the engine's a few are enough.
+        dtype = [torch.bfloat16, torch.float32, torch.float16][
+            max(0, number - 3) % 3 if number < 6 and ranks == 2 else 0
+        ]
         parts, residual = randoms(devices, shape, dtype, number), randoms(devices[:1], shape, dtype, 99)[0]
-        sums, residuals = [part.clone() for part in parts], [residual.to(device) for device in devices]
+        sums, shown = [part.clone() for part in parts], [part.clone() for part in parts]
+        residuals = [residual.to(device, copy=True) for device in devices]
         finish(devices)
         for_each(devices, streams, lambda rank: group[rank].sum(sums[rank]))  # noqa: B023
-        for_each(devices, streams, lambda rank: group[rank].add_sum(parts[rank].clone(), residuals[rank]))  # noqa: B023
+        for_each(devices, streams, lambda rank: group[rank].add_sum(shown[rank], residuals[rank]))  # noqa: B023
         finish(devices)
         assert group[0].failed() is None
         assert all(torch.equal(total.to(devices[0]), plain_sum(parts)) for total in sums)
@@ -210,8 +217,11 @@ def test_all_at_once_choices_and_columns() -> None:
             chosen = group[rank].best(best[rank].values, ids)  # noqa: B023
             found[rank] = (*chosen, group[rank].gather_columns(logits[rank]))  # noqa: B023
 
-        for_each(devices, streams, call)
-        finish(devices)
+        for seconds in (0, 20):  # a rehearsal first: whoever waits must not keep others from memory or kernels
+            for_each(devices, streams, lambda rank: group[rank].patience(seconds))  # noqa: B023
+            finish(devices)
+            for_each(devices, streams, call)
+            finish(devices)
         whole = torch.cat([part.to(devices[0]) for part in logits], dim=1)
         for values, ids, columns in found:
             assert torch.equal(columns.to(devices[0]), whole)

@@ -64,7 +64,9 @@ class Exchange(Protocol):
         call of this kind."""
 
     def patience(self, seconds: float) -> None:
-        """How long this rank waits for the others in calls that begin from now on, captured ones included."""
+        """How long this rank waits for the others in calls that begin from now on, captured ones included. On CUDA 0
+        is for rehearsals: it waits for nobody and misses nobody. Only so may a rank load, capture and time its graphs
+        alone: a kernel that waits can keep the host from loading the next one."""
 
     def abort(self, reason: str) -> None:
         """Nobody waits any longer, on any rank; from now on all have `failed`. Any thread."""

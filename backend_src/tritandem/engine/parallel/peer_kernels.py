@@ -46,9 +46,10 @@ def _await(
     CLOCK: tl.constexpr,
 ):
     """Until every peer has told `epoch`, or patience ends, or the host says so; then nobody waits any more here, and
-    `failures` says for whom it was. Patience is in ns with CLOCK, in polls without."""
-    broken = tl.load(control + _BROKEN) != 0
-    patience = tl.where(broken, 0, tl.load(control + _PATIENCE))
+    `failures` says for whom it was. Patience is in ns with CLOCK, in polls without; with none, nobody is missed."""
+    patience = tl.load(control + _PATIENCE)
+    alone = (patience == 0) | (tl.load(control + _BROKEN) != 0)
+    patience = tl.where(alone, 0, patience)
     for peer in tl.static_range(RANKS):
         if peer != rank:
             at = own_flags + (phase * RANKS + peer) * channels + tl.program_id(0)
@@ -69,7 +70,7 @@ def _await(
                     if polls % _POLLS_BETWEEN == 0:  # noqa: SIM102 - `and` would load each time
                         if tl.load(failures, volatile=True) != 0:
                             spent = patience
-                if (seen < epoch) & (not broken):
+                if (seen < epoch) & (not alone):
                     tl.store(failures + 1 + peer, 1)
                     tl.store(control + _BROKEN, 1)
     tl.debug_barrier()

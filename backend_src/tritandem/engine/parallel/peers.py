@@ -35,6 +35,7 @@ _DEVICE_CHANNELS = 128  # programs of all the ranks on one device: about one a m
 _BLOCKS = (1024, 2048, 4096, 8192)  # elements of a tile
 _MOST_HALF_BYTES = 64 << 20  # of a buffer; larger calls travel in pieces
 _WAIT_BYTES = 1_400_000  # what crosses while ranks wait once more: 4 us at 350 GB/s
+_FAILURE_WORDS = 16
 _NS = 1_000_000_000
 
 
@@ -78,8 +79,9 @@ class _Group:
         self.channels = _DEVICE_CHANNELS // max(devices.count(device) for device in devices) // 16 * 16
         self.region_bytes = _region_bytes(sizes, len(ranks), self.channels)
         on_gpus = devices[0].type == "cuda"
-        # A row a rank, written by its kernels: the host's word to give up, then who did not come.
-        self.failures = torch.zeros((len(ranks), 1 + len(ranks)), dtype=torch.int32, pin_memory=on_gpus)
+        # A row a rank, written by its kernels: the host's word to give up, then who did not come. All rows are aligned
+        # alike, so that one binary serves all ranks.
+        self.failures = torch.zeros((len(ranks), _FAILURE_WORDS), dtype=torch.int32, pin_memory=on_gpus)
         self.failures_host = self.failures.numpy()
         self.memories = [self._allocate(device) for device in devices]
         self.reason: str | None = None
