@@ -136,6 +136,9 @@ class EngineConfig:
     )
     compile: bool = _setting(True, "models of known form run on fused kernels; false: on transformers' own code")
     launch_ahead_steps: int = _setting(3, "replays launched before their tokens are read (CUDA only)", 0, 16)
+    forced_run_tokens: int = _setting(
+        4, "so many tokens that a structure leaves no choice about are taken in one step, fewer one by one; 0: never"
+    )
     stream_idle_s: float = _setting(1.0, "the call that carries tokens ends so long after the last one", 0.01, _HOUR_S)
     random_weights: bool = _setting(False, "for benchmarks: weights from config.json alone")
     random_weights_seed: int = _setting(0, "seed of those weights")

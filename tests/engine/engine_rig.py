@@ -31,6 +31,7 @@ from tritandem.contracts.fields import SamplingParams
 from tritandem.contracts.requests import EngineRequest
 from tritandem.contracts.stream import FinishCode, TokenScores
 from tritandem.engine.host.core import EngineCore
+from tritandem.engine.host.forcing import Forcing
 from tritandem.engine.host.outbox import Outbox
 from tritandem.engine.model.loader import LoadedModel
 from tritandem.engine.model.support import inspect_model
@@ -118,10 +119,10 @@ class Answer:
 class Rig:
     """A core, its outbox, and what came out of it."""
 
-    def __init__(self, runner: Runner, prefix_cache: bool = True) -> None:
+    def __init__(self, runner: Runner, prefix_cache: bool = True, forcing: Forcing = Forcing()) -> None:  # noqa: B008
         self.runner = runner
         self.outbox = Outbox()
-        self.core = EngineCore(runner, self.outbox, prefix_cache)
+        self.core = EngineCore(runner, self.outbox, prefix_cache, forcing=forcing)
         self.answers: dict[int, Answer] = {}
 
     def add(self, *requests: EngineRequest) -> None:

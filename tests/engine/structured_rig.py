@@ -42,10 +42,13 @@ def table_walker(one: EngineRequest) -> Walker | None:
 
 
 def run(runner: Runner, requests: Sequence[EngineRequest], structure: Any = structure_of) -> dict[int, Answer]:
-    rig = Rig(runner)
+    return begun(Rig(runner), requests, structure).run(())
+
+
+def begun(rig: Rig, requests: Sequence[EngineRequest], structure: Any = structure_of) -> Rig:
     for one in requests:
         rig.core.add(one, 1, structure(one))
-    return rig.run(())
+    return rig
 
 
 def mixture(count: int = 15) -> list[EngineRequest]:

@@ -159,7 +159,7 @@ def test_more_tables_than_places_are_followed_by_masks_of_the_host() -> None:
 
 
 def test_the_table_unused_for_longest_makes_room() -> None:
-    tables = [Table(np.zeros(1, np.uint8), np.zeros(1, np.uint8), np.zeros(1, bool)) for _ in range(4)]
+    tables = [Table(*(np.zeros(1, kind) for kind in (np.uint8, np.uint8, bool, np.int32))) for _ in range(4)]
     shelf = TableShelf(2)
     assert [shelf.take(tables[0], 5), shelf.take(tables[1], 6), shelf.take(tables[0], 7)] == [0, 1, 0]
     assert shelf.take(tables[2], 8) is None

@@ -164,11 +164,11 @@ def test_logprobs_are_of_what_the_structure_allows() -> None:
 
 
 def test_a_structure_that_other_fields_leave_no_token_ends_that_answer_alone() -> None:
-    options = {"allowed_token_ids": (SPELLING.index("q"),)}
+    options = {"bad_words": tuple((SPELLING.index(char),) for char in "abc"), "min_tokens": 3}
     other = request(2, [7, 8, 9], max_tokens=8)
-    answers = run(make_runner(), [structured(1, [5, 6], regex("[a-c]+"), **options), other])
+    answers = run(make_runner(), [structured(1, [5, 6], regex("[a-c]"), **options), other])
     assert answers[1].finish == FinishCode.ERROR
-    assert "structure" in answers[1].error
+    assert "structure of the answer allows next, bad_words, min_tokens forbid" in answers[1].error
     assert answers[2].tokens == run(make_runner(), [other])[2].tokens
 
 

@@ -14,6 +14,7 @@ from tritandem.engine.step import MASKED, STRUCTURED, PrefillChunk, SamplingFeat
 
 from tests.engine.engine_rig import Rig, prompts, request, tokens_of
 from tests.engine.structured_rig import check, mixture, regex, run, structure_of, structured, table_walker
+from tests.engine.test_forced_tokens import EVERYWHERE, WITHOUT, answered, ends, fixed
 from tests.engine_cuda.test_cuda_engine import FEATURES, cuda_runner, loaded
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +37,9 @@ def test_answers_match_their_expressions_and_others_are_as_ever(
 
 
 @pytest.mark.parametrize("name", sorted(FEATURES))
-def test_with_every_other_feature_tokens_equal_those_of_the_cpu(cuda_device: torch.device, name: str) -> None:
+def test_with_every_other_feature_tokens_equal_those_of_the_cpu(
+    cuda_device: torch.device, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     from tritandem.config import EngineConfig
     from tritandem.engine.runners.cpu import CpuRunner
 
@@ -56,6 +59,7 @@ def test_with_every_other_feature_tokens_equal_those_of_the_cpu(cuda_device: tor
     assert tokens_of(got) == tokens_of(want)
     assert [got[i].finish for i in got] == [want[i].finish for i in got]
     assert [got[i].top_ids for i in got] == [want[i].top_ids for i in got]
+    assert "it runs eagerly" not in caplog.text  # a choice that cannot be captured would wait for the host twice
 
 
 @pytest.mark.parametrize("config", [{}, {"graph_capture": "lazy"}, {"cuda_graphs": False}], ids=str)
@@ -130,6 +134,23 @@ def test_masks_that_nobody_writes_fail_their_rows_and_no_others(
     plain = cuda_runner()
     assert tokens_of(run(plain, others)) == {i: answers[i].tokens for i in (10, 11, 12)}
     plain.close()
+
+
+@pytest.mark.parametrize("structure", [structure_of, table_walker])
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forced_tokens_change_no_answer_and_save_steps(
+    cuda_device: torch.device, structure: Any, ahead: int, temperature: float
+) -> None:
+    requests = fixed(temperature=temperature)
+    one = [next(request for request in requests if request.grammar)]
+    runner = cuda_runner(launch_ahead_steps=ahead)
+    with_runs, without, few, many = (
+        answered(runner, asked, forcing, structure) for asked in (requests, one) for forcing in (EVERYWHERE, WITHOUT)
+    )
+    runner.close()
+    assert ends(with_runs.answers) == ends(without.answers)
+    assert few.core.load().steps < many.core.load().steps - 4
 
 
 def launch_without_masks(runner: Any) -> None:

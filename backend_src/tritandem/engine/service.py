@@ -20,6 +20,7 @@ from ..contracts.requests import EngineRequest
 from ..contracts.stream import FinishCode, LoadSnapshot, TokenBatch
 from ..telemetry.step_meter import StepMeter
 from .host.core import EngineCore
+from .host.forcing import Forcing
 from .host.outbox import Outbox
 from .host.validation import validate
 from .step import Runner
@@ -43,12 +44,13 @@ class EngineService:
         meter: StepMeter | None = None,
         in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
         preparer: Preparer | None = None,
+        forcing: Forcing = Forcing(),  # noqa: B008  (it has no state)
     ) -> None:
         """`preparer`: of structured answers; None: there are none. It is closed here."""
         self._in_step, self._preparer, self._meter = in_step, preparer, meter
         self.spec = runner.spec
         self._outbox = Outbox()
-        self._core = EngineCore(runner, self._outbox, prefix_cache, meter)
+        self._core = EngineCore(runner, self._outbox, prefix_cache, meter, forcing=forcing)
         self._mail = threading.Condition()
         self._added: list[tuple[EngineRequest, int, Prepared | None]] = []
         self._preparing: set[int] = set()  # whose grammar is being compiled
@@ -225,4 +227,5 @@ def build_engine(
         preparer = Preparer(open_vocabulary, runner.spec.vocab_size)
         if on_cuda:
             preparer.warm()  # a second of a core, which a CPU's steps would miss
-    return EngineService(runner, config.prefix_cache, meter, in_step, preparer)
+    forcing = Forcing.of(config.forced_run_tokens, runner.spec)
+    return EngineService(runner, config.prefix_cache, meter, in_step, preparer, forcing)

@@ -20,6 +20,7 @@ from ..step import Runner, StepFailed, StepPlan, StepResult, output_budget
 from ..structure.tables import Walker
 from . import batcher
 from .batcher import BatchState, Budget, Decision
+from .forcing import Forcing
 from .masks import Lost, MaskServer
 from .outbox import Outbox
 from .pace import Pace
@@ -28,8 +29,6 @@ from .sequence import NO_SLOT, SequenceState, features_of
 
 RESERVE_BLOCKS = 8
 
-_BROKEN = "the model's logits are not finite"
-_NO_CHOICE = "what the structure allows next, the model's logits or the request's other fields forbid"
 _NOT_ALLOWED = "a token was chosen that the structure does not allow"
 
 
@@ -53,6 +52,7 @@ class EngineCore:
         prefix_cache: bool = True,
         meter: StepMeter | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        forcing: Forcing = Forcing(),  # noqa: B008  (it has no state)
     ) -> None:
         """No meter, no metrics. `now_ns`: a simulation has a clock of its own."""
         spec = runner.spec
@@ -75,7 +75,7 @@ class EngineCore:
         self._waiting_tokens = 0
         self._pace = Pace()
         self._meter, self._now_ns = meter, now_ns
-        self._masks = MaskServer(runner, meter)
+        self._masks, self._forcing = MaskServer(runner, meter), forcing
         self._arrivals = self._steps = self._preemptions = 0
         self._prompt_tokens = self._output_tokens = 0
 
@@ -84,13 +84,14 @@ class EngineCore:
     def add(self, request: EngineRequest, accepted_ns: int, structure: Matcher | Walker | None = None) -> None:
         """Queue a sequence that the service has found valid; `structure` is its own, at its beginning."""
         assert request.seq_id not in self._live, "an id that is in use"
-        tokens = len(request.prompt_ids)
-        limit = output_budget(request.sampling.max_tokens, tokens, self.spec.max_context_tokens)
+        limit = output_budget(request.sampling.max_tokens, len(request.prompt_ids), self.spec.max_context_tokens)
         sequence = SequenceState(request, limit, accepted_ns, arrival=self._arrivals, structure=structure)
         self._arrivals += 1
-        self._waiting_tokens += tokens
         self._live[request.seq_id] = sequence
         self.residency.join(sequence)
+        self._forcing.begin(sequence)
+        self._waiting_tokens += sequence.known_tokens
+        self._output_tokens += len(sequence.output_ids)
         self.waiting.append(sequence)
 
     def refuse(self, request: EngineRequest, accepted_ns: int, message: str) -> None:
@@ -121,8 +122,9 @@ class EngineCore:
         launched = self.runner.pending() <= ahead and self._launch_next()
         wait = not launched or self.runner.pending() > ahead
         while (result := self._collect(wait)) is not None:
-            self._apply(result, self._in_flight.popleft())
+            self._apply(result, applied := self._in_flight.popleft())
             self._serve_masks()
+            self._force(applied.rows)
             wait = False
 
     def launch_due_ns(self, arrivals: bool) -> int:
@@ -264,6 +266,14 @@ class EngineCore:
         if self._in_flight and self._masks.waited_for:
             self._lose(self._masks.serve(self._in_flight[0].step_id, self.running))
 
+    def _force(self, decoded: list[SequenceState]) -> None:
+        ready = self._forcing.ready(decoded, len(self.running))
+        forced = [sequence for sequence, run in ready if self.residency.force(sequence, run)]
+        if forced:
+            self._output_tokens += sum(len(sequence.forced) for sequence in forced)
+            with self.outbox.lock:
+                self.outbox.publish([sequence for sequence in forced if sequence.take_forced()], self.load())
+
     def _lose(self, lost: Lost) -> None:
         for sequence, message in lost:
             self._end_all([sequence], FinishCode.ERROR, message)
@@ -305,13 +315,12 @@ class EngineCore:
         """Their logits were not finite. Whoever read cached blocks may have got that from another's, and is tried once
         more on blocks of its own; the others end. Returns those; the caller holds the outbox's lock and publishes."""
         self.residency.distrust(broken, self.running)
-        ended = [sequence for sequence in broken if not sequence.reused_tokens]
-        for sequence in broken:
-            if sequence.reused_tokens:
-                sequence.takes_cached = False
-                self._preempt(sequence)
-            else:
-                self._end(sequence, FinishCode.ERROR, _BROKEN if sequence.structure is None else _NO_CHOICE)
+        ended = [sequence for sequence in broken if sequence.forced or not sequence.reused_tokens]
+        for sequence in ended:
+            self._end(sequence, FinishCode.ERROR, sequence.why_no_choice())
+        for sequence in (sequence for sequence in broken if not sequence.finish):
+            sequence.takes_cached = False
+            self._preempt(sequence)
         return ended
 
     def _end_all(self, sequences: list[SequenceState], finish: FinishCode, error: str = "") -> None:

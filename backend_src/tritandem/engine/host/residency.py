@@ -142,15 +142,32 @@ class Residency:
     def rewind(self, sequence: SequenceState) -> None:
         """Begin the row anew on the same blocks: whatever a step that failed half-way did to it is undone.
 
-        For a sequence that has not decoded in this slot: its blocks hold all known tokens.
+        For a sequence that has not decoded in this slot, or not since a forced run was to be stored: its blocks hold
+        all tokens of its prefill.
         """
-        assert sequence.promised == len(sequence.output_ids), "a step that decodes it is in flight"
         self.changes.release(sequence.slot)
-        sequence.begin(sequence.slot, sequence.blocks, sequence.reused_tokens)
+        if sequence.forced_start:
+            sequence.stored = sequence.forced_start
+        else:
+            assert sequence.promised == len(sequence.output_ids), "a step that decodes it is in flight"
+            sequence.begin(sequence.slot, sequence.blocks, sequence.reused_tokens)
         self._open_row(sequence)
 
+    def force(self, sequence: SequenceState, run: list[int]) -> bool:
+        """Let its next chunk store `run`, of which steps in flight choose the first. False: there is no room for it
+        beside what others may need, and nothing has changed."""
+        tokens = sequence.known_tokens + len(run)
+        missing = max(0, -(-tokens // self._block_tokens) - len(sequence.blocks))
+        if missing and missing + self._num_slots - self.free_slots > self.pool.free_blocks:
+            return False
+        self._add_blocks(sequence, missing)
+        sequence.force(run, sequence.promised - len(sequence.output_ids))
+        self.changes.release(sequence.slot)
+        self._open_row(sequence)
+        return True
+
     def _open_row(self, sequence: SequenceState) -> None:
-        request, structure = sequence.request, sequence.structure
+        request, structure = sequence.request, sequence.structure_ahead
         kind = FREE if structure is None else MASKED
         if isinstance(structure, Walker):
             place = self.shelf.take(structure.table, sequence.slot)

@@ -62,6 +62,9 @@ class SequenceState:
     logprobs: list[float] = field(default_factory=list)  # where asked for, one per output token that was not sent yet
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)  # likewise
     scores: TokenScores | None = None  # of the prompt's tokens behind the first, as far as known, until they are sent
+    forced: list[int] = field(default_factory=list)  # what follows the tokens of steps in flight, with no choice
+    forced_from: int = 0  # output tokens before it
+    forced_start: int = 0  # the position from which the chunk stores that carries it; 0: none did
     slow_masks: int = 0  # that took so long that others must not wait for more of them
     sent: int = 0  # output tokens that the outbox has handed out
     registered_blocks: int = 0  # full blocks that the prefix cache knows
@@ -121,7 +124,23 @@ class SequenceState:
             return FinishCode.STOP
         if not self.structure.accept(token):
             return FinishCode.ERROR
+        if self.forced:
+            self.take_forced()
         return FinishCode.COMPLETE if self.structure.is_over() else code
+
+    def why_no_choice(self) -> str:
+        """For the client, where no token had a score: the fields that together may have left none."""
+        if self.structure is None:
+            return "the model's logits are not finite"
+        request = self.request
+        given = {
+            "bad_words": request.bad_words,
+            "logit_bias": request.logit_bias,
+            "allowed_token_ids": request.allowed_token_ids,
+            "min_tokens": request.sampling.min_tokens,
+        }
+        others = ", ".join(name for name, value in given.items() if value) or "the model's logits"
+        return f"no token is left: what the structure of the answer allows next, {others} forbid"
 
     def keep_logprobs(self, result: StepResult, row: int) -> None:
         """Those of its newest token, where asked for."""
@@ -161,6 +180,17 @@ class SequenceState:
             content += array("i", self.output_ids[max(0, start - len(prompt)) : end - len(prompt)]).tobytes()
         return content
 
+    @property
+    def structure_ahead(self) -> Matcher | Walker | None:
+        """As it is behind `prefill_ids`."""
+        beyond = self.prefill_ids[self.known_tokens :]
+        if self.structure is None or not len(beyond):
+            return self.structure
+        ahead = self.structure.copy()
+        for token in beyond.tolist():
+            ahead.accept(token)
+        return ahead
+
     def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
         """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
         if not self.prefill_start_ns:
@@ -171,6 +201,25 @@ class SequenceState:
         self.stored, self.promised = cached_tokens, len(self.output_ids)
         self.reused_tokens, self.registered_blocks = cached_tokens, 0
         self.dropped_blocks = blocks.count(NULL_BLOCK)
+        self.forced, self.forced_start = [], 0
+
+    def force(self, run: list[int], in_flight: int) -> None:
+        """`run` follows `output_ids`, and steps in flight choose the first of it: prefill it instead of decoding."""
+        self.prefill_ids = np.concatenate((self.ids_between(0, self.known_tokens), np.array(run, np.int32)))
+        self.prefill_tokens, self.forced_start = len(self.prefill_ids), self.stored
+        self.promised = len(self.output_ids) + len(run)
+        self.forced, self.forced_from = run[in_flight:], len(self.output_ids) + in_flight
+
+    def take_forced(self) -> bool:
+        """False: there is nothing, or not all before it is known yet."""
+        if not self.forced or len(self.output_ids) != self.forced_from:
+            return False
+        assert self.structure is not None
+        taken = all(self.structure.accept(token) for token in self.forced)
+        assert taken, "what is forced is allowed"
+        self.output_ids += self.forced
+        self.forced = []
+        return True
 
     def chunk(self, count: int) -> PrefillChunk:
         """The next `count` tokens of the prefill."""

@@ -38,7 +38,8 @@ class PenaltyTables:
         self.output_counts[slot].index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        self.seen[rows, tokens] = True
+        # By a tensor: a number of Python's would be copied from the host, which waits for the device and fits no graph.
+        self.seen.index_put_((rows, tokens), torch.ones_like(tokens, dtype=torch.bool))
         self.output_counts.index_put_((rows, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
 
 

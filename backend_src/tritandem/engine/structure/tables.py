@@ -33,6 +33,7 @@ class Table:
     classes: UInt8Array  # [32 * mask words] of each token
     moves: UInt8Array  # [TABLE_STATES, TABLE_CLASSES] the next state or FORBIDDEN
     over: Flags  # [states] the structure is complete and nothing may follow
+    only: Int32Array  # [states] the one token that may come next; -1: another may, or the end, or none
 
     @property
     def words(self) -> Int32Array:
@@ -67,6 +68,14 @@ class Walker:
 
     def mask(self) -> Int32Array:
         return self.table.mask(self.state)
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next; often none."""
+        state, run = self.state, list[int]()
+        while (token := int(self.table.only[state])) >= 0:  # every state can reach an end: this comes to one
+            run.append(token)
+            state = int(self.table.moves[state, self.table.classes[token]])
+        return run
 
     def copy(self) -> Walker:
         return Walker(self.table, self.vocabulary, self.state)
@@ -126,7 +135,10 @@ def _table(made: ByteAutomaton, spellings: Spellings, matcher: Matcher) -> Table
     moves = np.full((TABLE_STATES, TABLE_CLASSES), FORBIDDEN, np.uint8)
     moves[:states, _END] = np.where(made.accepting, np.arange(states), FORBIDDEN)
     moves[:states, _FIRST_CLASS : _FIRST_CLASS + kinds.shape[1]] = kinds
-    return Table(classes, moves, over)
+    allowed = columns != FORBIDDEN
+    forced = (allowed.sum(axis=1) == 1) & ~made.accepting
+    only = np.where(forced, touched[allowed.argmax(axis=1)], -1).astype(np.int32)
+    return Table(classes, moves, over, only)
 
 
 def _agrees(columns: UInt8Array, tokens: Int64Array, may_end: Flags, over: Flags, matcher: Matcher) -> bool:
