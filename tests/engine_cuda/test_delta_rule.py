@@ -126,7 +126,7 @@ def test_a_hybrid_gives_transformers_tokens_on_cuda(cuda_device: torch.device, k
     from tests.engine.engine_rig import Rig, request
 
     model = model_of(kind, (16, 16, 4), cuda_device, torch.float32)
-    rng = np.random.default_rng(2)
+    rng = np.random.default_rng(7)
     prompts = [rng.integers(0, 97, size, dtype=np.int32) for size in (30, 1, 9, 17, 4)]
     wanted = []
     for ids in prompts:
