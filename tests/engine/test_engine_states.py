@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3_5ForConditionalGeneration
+from tritandem.config import EngineConfig
 from tritandem.contracts.stream import FinishCode
+from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.model.states import layers
 from tritandem.engine.model.states.cache import StateCache
 from tritandem.engine.model.states.interface import DeltaInputs
@@ -26,6 +31,7 @@ from tests.engine.engine_rig import (
     tokens_of,
 )
 from tests.fakes.delayed_runner import DelayedRunner
+from tools.pages.families import tiny_config
 
 KIND = "qwen3_next"
 TOKENS = 14
@@ -126,3 +132,20 @@ def test_a_layer_that_is_not_the_known_one_is_refused(change: Any, reason: str) 
     change(model.model.layers[2].linear_attn)
     with pytest.raises(UnsupportedModel, match=f"^qwen3_next_text: its Qwen3NextGatedDeltaNet .*{reason}|{reason}"):
         inspect_model(model)
+
+
+def test_of_a_published_qwen3_5_with_images_the_text_part_is_served(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        theirs = Qwen3_5ForConditionalGeneration(tiny_config("qwen3_5")).to(torch.float32).eval()
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"mtp.norm.weight": torch.ones(64)}, file, {"format": "pt"})
+    check_model(tmp_path)
+    loaded = load_model(tmp_path, EngineConfig(device="cpu"), lambda message: None)
+    ids = torch.arange(20)[None] * 7 % 131
+    with torch.no_grad():
+        want = theirs(input_ids=ids).logits
+    config = EngineConfig(num_blocks=32, max_sequences=2, block_tokens=4, prefill_tokens_per_step=8)
+    answer = Rig(CpuRunner(loaded, config)).run([request(0, ids[0].numpy(), max_tokens=1)])[0]
+    assert answer.tokens == [int(want[0, -1].argmax())]

@@ -162,7 +162,7 @@ def check_model(path: Path) -> None:
     shapes = {name: weight.shape for name, weight in weights.items()} if files is None else files.shapes()
     _, report = type(empty).from_pretrained(
         None,
-        config=config,
+        config=empty.config,  # of the text part, where the files' has others
         state_dict={name: torch.empty(shape, device="meta") for name, shape in shapes.items()},
         device_map={"": "meta"},
         output_loading_info=True,
