@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from triton import next_power_of_2
 
+from ...machine.peer_access import why_apart
 from .interface import STEP_PATIENCE_S, Rank, Sizes
 from .peer_kernels import (
     COMBINE,
@@ -40,7 +41,7 @@ _NS = 1_000_000_000
 
 
 class Unreachable(ValueError):
-    """Two devices cannot read each other's memory; the message says which and what to do."""
+    """Two GPUs cannot read each other's memory; the message says which and what to do."""
 
 
 def two_shot_pays(ranks: int, num_bytes: int) -> bool:
@@ -49,14 +50,10 @@ def two_shot_pays(ranks: int, num_bytes: int) -> bool:
 
 
 def require_reach(devices: Sequence[torch.device]) -> None:
-    """Raises Unreachable naming the first pair without peer access; switches it on for the others."""
+    """Raises Unreachable for GPUs that are apart; switches peer access on for all others."""
+    if reason := why_apart([device.index or 0 for device in devices]):
+        raise Unreachable(reason)
     for one, other in permutations(dict.fromkeys(devices), 2):
-        if not torch.cuda.can_device_access_peer(one, other):
-            raise Unreachable(
-                f"{one} cannot read the memory of {other}, which ranks of one engine must. `nvidia-smi topo -p2p r` "
-                "shows which GPUs can; an IOMMU or PCIe access control (ACS) that is on prevents it, and so do "
-                "virtual machines that are given GPUs one by one"
-            )
         torch.empty(8, device=one).copy_(torch.empty(8, device=other))  # the first copy switches it on
 
 
