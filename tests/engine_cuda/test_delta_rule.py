@@ -118,6 +118,27 @@ def test_kernels_equal_transformers_functions_pass_after_pass(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
+def test_norms_in_a_kernel_equal_the_models_own(kernel_device: torch.device, kind: str) -> None:
+    from tritandem.engine.model.states.norms import use_norms
+
+    for dtype in [torch.float32, torch.bfloat16] if kernel_device.type == "cuda" else [torch.float32]:
+        model = model_of(kind, (16, 16, 4), kernel_device, dtype)
+        generator = torch.Generator().manual_seed(1)
+        norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+        for norm in norms:
+            norm.weight.data += torch.randn(norm.weight.shape, generator=generator).to(norm.weight)
+        shapes = [(1, 5, n.weight.shape[0]) for n in norms] + [(1, 5, 4, n.weight.shape[0]) for n in norms]
+        given = [3 * torch.randn(*s[:-1], 2 * s[-1], generator=generator).to(kernel_device, dtype) for s in shapes]
+        given = [x[..., : x.shape[-1] // 2] for x in given]  # rows that are not next to each other
+        want = [norm(x) for norm, x in zip(norms * 2, given, strict=True)]
+        assert use_norms(model) == len(norms) >= 11
+        for norm, x, right in zip(norms * 2, given, want, strict=True):
+            assert relative_error(norm(x), right) < TOLERANCE[dtype]
+            assert torch.equal(norm(x.transpose(0, 1)), type(norm).forward(norm, x.transpose(0, 1)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_hybrid_gives_transformers_tokens_on_cuda(cuda_device: torch.device, kind: str) -> None:
     """Through the whole runner: chunks, decode steps in graphs, rows that come and go."""
     import numpy as np

@@ -56,6 +56,10 @@ class DeviceForward:
         if states is not None:
             size = f"{(max_rows + 1) * loaded.state_bytes / 2**30:.2f} GiB"
             on_progress(f"states of {len(states.layers)} layers for {max_rows} sequences: {size}")
+            if config.compile:
+                from .states.norms import use_norms  # needs the Triton language
+
+                log.info("%s norms of the model run on own kernels", use_norms(model))
             log.info("the model runs on transformers' own code: %s", "it has layers with a state")
         elif config.compile and attention is not None:
             try:

@@ -1,4 +1,4 @@
-"""Convolution, gated delta rule and gated norm of packed sequences, in the Triton language.
+"""Convolution, gated delta rule and norms of packed sequences, in the Triton language.
 
 Owns the kernels only; `launches.py` launches them. All arithmetic is float32; what transformers keeps in the model's
 type between two steps is rounded to it. The rule is Gated DeltaNet's (Yang et al. 2024, arXiv 2412.06464).
@@ -161,3 +161,28 @@ def delta_kernel(
         for token in range(begin, end):
             zero = tl.zeros((BLOCK_V,), kind)
             tl.store(out + token * (heads * DV) + head * DV + values, zero, mask=value_there)
+
+
+@triton.jit
+def norm_kernel(
+    x,  # [T, INNER, K]
+    weight,  # [K]
+    out,  # [T, INNER, K] contiguous
+    eps,
+    token_stride,  # elements from one token to the next
+    inner_stride,
+    INNER: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ZERO_CENTRED: tl.constexpr,
+):
+    """RMS norm, times 1 + weight, or rounded and times weight. One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_K)
+    there = columns < K
+    place = x + (row // INNER) * token_stride + (row % INNER) * inner_stride
+    value = tl.load(place + columns, mask=there, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, axis=0) / K + eps)
+    value = value * (1.0 + scale) if ZERO_CENTRED else value.to(out.dtype.element_ty).to(tl.float32) * scale
+    tl.store(out + row * K + columns, value.to(out.dtype.element_ty), mask=there)
