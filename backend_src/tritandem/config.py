@@ -94,9 +94,14 @@ _DAY_S, _HOUR_S = 86_400.0, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The engine on one device. Sizes of 0 mean: derive from what the device has."""
+    """One engine. Sizes of 0 mean: derive from what the device has."""
 
-    device: str = _setting("auto", "auto: a GPU where there is one", has_form=is_device, form=DEVICE_FORMS)
+    device: str = _setting(
+        "auto",
+        "auto: a GPU where there is one; joined by +: one model cut over several",
+        has_form=is_device,
+        form=DEVICE_FORMS,
+    )
     dtype: str = _setting(
         "auto", "auto: bfloat16 on CUDA, float32 on a CPU", choices=("auto", "bfloat16", "float16", "float32")
     )
@@ -142,6 +147,9 @@ class EngineConfig:
     stream_idle_s: float = _setting(1.0, "the call that carries tokens ends so long after the last one", 0.01, _HOUR_S)
     random_weights: bool = _setting(False, "for benchmarks: weights from config.json alone")
     random_weights_seed: int = _setting(0, "seed of those weights")
+    rank_patience_s: float = _setting(
+        1.5, "a device of several that keeps the others waiting for longer in a step ends the engine", 0.1, _HOUR_S
+    )
     threads: int = _setting(0, "threads that torch computes with; 0: what the machine has left", 0, 1024)
 
 

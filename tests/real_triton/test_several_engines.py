@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tritandem.machine.device import Device
+from tritandem.machine.device import DeviceGroup
 from tritandem.server import TritonServer
 from tritandem.server.health import stub_models
 from tritandem.server.repository import default_repository
@@ -68,7 +68,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[TritonServer]:
-    with start_server(repository=repository, devices=(Device("cpu"), Device("cpu"))) as running:
+    with start_server(repository=repository, devices=(DeviceGroup.parse("cpu"), DeviceGroup.parse("cpu"))) as running:
         yield running
 
 

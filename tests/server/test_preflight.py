@@ -10,7 +10,7 @@ import pytest
 from tritandem.config import Config
 from tritandem.contracts.errors import ConfigError
 from tritandem.host import Refusal
-from tritandem.machine.device import Device
+from tritandem.machine.device import DeviceGroup
 from tritandem.server import preflight
 from tritandem.server.foreign_flags import known_flags, refuse_unknown_flags
 from tritandem.server.locate import check_python, find_install, stub_python
@@ -160,6 +160,8 @@ def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:
         (("cuda:0", "cuda:0"), "given cuda:0,cuda:0: allowed: cpu, or cuda:N with each GPU once"),
         (("cuda", "cuda:1"), "given cuda,cuda:1: allowed: cpu, or cuda:N with each GPU once"),
         (("auto", "auto"), "given auto,auto: allowed: cpu, or cuda:N with each GPU once"),
+        (("cuda:0+cuda:1", "cuda:1+cuda:2"), "given cuda:0+cuda:1,cuda:1+cuda:2: allowed: cpu, or"),
+        (("cuda:0+cuda:7",), "given 'cuda:0+cuda:7', but this process may use 1 GPU"),
         (("cuda:0", "cuda:7"), "given 'cuda:7', but this process may use 1 GPU"),
     ],
 )
@@ -170,8 +172,8 @@ def test_devices_of_engines_are_looked_at_before_the_start(
         preflight, "why_no_device", lambda device: "this process may use 1 GPU" if device.index == 7 else None
     )
     with pytest.raises(Refusal, match=f"--devices: {re.escape(problem)}"):
-        preflight.check_devices(ServeOptions(None, tmp_path, devices=tuple(map(Device.parse, devices))))
-    several = tuple(map(Device.parse, ("cpu", "cpu", "cuda:0", "cuda:1")))
+        preflight.check_devices(ServeOptions(None, tmp_path, devices=tuple(map(DeviceGroup.parse, devices))))
+    several = tuple(map(DeviceGroup.parse, ("cpu", "cpu", "cpu+cpu", "cuda:0+cuda:0", "cuda:1+cuda:2")))
     preflight.check_devices(ServeOptions(None, tmp_path, devices=several))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tritandem.config import CONFIG_ENV, MODEL_ENV, PLACEMENT_ENV, REPLACING, placement_from_words
 from tritandem.contracts.errors import ConfigError
 from tritandem.front.formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS
-from tritandem.machine.device import Device
+from tritandem.machine.device import DeviceGroup
 from tritandem.models import resolve_model
 from tritandem.models.catalog import DEFAULT_MODEL
 from tritandem.placement import COMPONENTS
@@ -55,7 +55,8 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         type=_devices,
         default=(),
         metavar="LIST",
-        help="an engine on each of these, e.g. cuda:0,cuda:1 (default: one engine, on the device of the configuration)",
+        help="an engine on each of these, e.g. cuda:0,cuda:1, or one over several: cuda:0+cuda:1 (default: one engine, "
+        "on the device of the configuration)",
     )
     add("--host", default=defaults.host, help="address to listen on (default: %(default)s, this machine only)")
     ports = {"HTTP": defaults.http_port, "gRPC": defaults.grpc_port, "metrics": defaults.metrics_port}
@@ -217,8 +218,8 @@ def _placement(args: argparse.Namespace) -> str:
     return words
 
 
-def _devices(text: str) -> tuple[Device, ...]:
+def _devices(text: str) -> tuple[DeviceGroup, ...]:
     try:
-        return tuple(Device.parse(word.strip()) for word in text.split(","))
+        return tuple(DeviceGroup.parse(word.strip()) for word in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}, separated by commas") from None

@@ -201,27 +201,34 @@ def build_engine(
     meter: StepMeter | None = None,
     in_step: AbstractContextManager[object] = nullcontext(),  # noqa: B008  (it has no state)
     open_vocabulary: OpenVocabulary | None = None,
+    on_broken: Callable[[str], None] = lambda reason: None,
 ) -> EngineService:
     """Load a model and start its engine, which notes its steps in `meter`. `open_vocabulary` reads the model's
-    tokenizer for structured answers. Raises ConfigError with the reason."""
+    tokenizer for structured answers. `on_broken` hears, once and in a thread of the engine's, that no step can run any
+    more and why: every sequence ends. Raises ConfigError with the reason."""
     # Imported here: the service itself needs no torch.
-    from .model.loader import load_model, resolve_device
+    from .model.loader import load_model, resolve_devices
     from .runners.cpu_threads import limit_threads
 
-    on_cuda = resolve_device(config.device).type == "cuda"
+    devices = resolve_devices(config.device)
+    on_cuda = devices[0].type == "cuda"
     if not on_cuda:
         on_progress(f"computing with {limit_threads(config.threads)} threads")
-    loaded = load_model(model, config, on_progress)
     runner: Runner
-    if on_cuda:
+    if len(devices) > 1:
+        from .runners.ranks import build_ranks
+
+        runner = build_ranks(model, config, devices, on_progress, meter, on_broken)
+    elif on_cuda:
         from .runners.cuda import CudaRunner
 
-        runner = CudaRunner(loaded, config, on_progress, meter)
-        limit_threads(config.threads)  # loading may use every core, steps need none
+        runner = CudaRunner(load_model(model, config, on_progress), config, on_progress, meter)
     else:
         from .runners.cpu import CpuRunner
 
-        runner = CpuRunner(loaded, config, meter)
+        runner = CpuRunner(load_model(model, config, on_progress), config, meter)
+    if on_cuda:
+        limit_threads(config.threads)  # loading may use every core, steps need none
     preparer = None
     if open_vocabulary is not None:
         preparer = Preparer(open_vocabulary, runner.spec.vocab_size)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import Config
 from ..machine.cgroup import ROOT
 from ..machine.cpu_list import parse_cpus
-from ..machine.device import Device
+from ..machine.device import Device, DeviceGroup
 from ..machine.topology import Gpu, Topology, read_topology
 from .plan import Plan, make_plan
 
@@ -26,7 +26,7 @@ def plan_here(config: Config, device: Device | None = None, on_gpu: bool | None 
     """`device` replaces the configuration's; `on_gpu` says what an `auto` came to where somebody knows. Raises
     ConfigError."""
     topology = read_topology(_allowed(os.environ), root)
-    device = device or Device.parse(config.engine.device)
+    device = device or DeviceGroup.parse(config.engine.device).first
     if on_gpu is None:
         on_gpu = device.kind == "cuda" or (device.kind == "auto" and _cuda_is_likely(topology, os.environ))
     gpu = gpu_of(device, topology, os.environ) if on_gpu else None

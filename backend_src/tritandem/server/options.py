@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import GENERATION_ENV, KV_DTYPE_ENV, QUANTIZATION_ENV
-from ..machine.device import Device
+from ..machine.device import DeviceGroup
 
 LOOPBACK = "127.0.0.1"
 _WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1"}
@@ -28,7 +28,9 @@ class ServeOptions:
     openai_port: int = 0  # 0: the OpenAI API is not served
     engine_config: Path | None = None
     tokenizer_instances: int = 0  # 0: what the repository says
-    devices: tuple[Device, ...] = ()  # an engine on each; none: one engine, on what configuration and repository say
+    devices: tuple[
+        DeviceGroup, ...
+    ] = ()  # an engine on each; none: one engine, on what configuration and repository say
     drain_timeout_s: float = 30.0  # how long running requests may take after a stop was asked for
     log_path: Path | None = None  # None: a new file in the cache folder
     max_log_bytes: int = 64 << 20  # beyond it the log begins anew, and what it held is kept beside it, once

@@ -16,7 +16,7 @@ def place_server(options: ServeOptions) -> tuple[frozenset[int], str]:
     ConfigError.
     """
     config = with_placement(load_config(options.engine_config), options.placement)
-    plan = plan_here(config, options.devices[0] if options.devices else None)
+    plan = plan_here(config, options.devices[0].first if options.devices else None)
     cpus = plan.cpus_of(SERVER)
     if config.placement.policy == "auto" and plan.dedicated and another_server_on(cpus):
         return plan_here(with_placement(config, OFF)).cpus_of(SERVER), OFF

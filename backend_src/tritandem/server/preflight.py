@@ -16,7 +16,7 @@ from pathlib import Path
 from ..config import Config, load_config, with_placement, with_replaced
 from ..contracts.errors import ConfigError
 from ..host import Refusal
-from ..machine.device import FORMS, Device, is_device
+from ..machine.device import FORMS, DeviceGroup, is_device
 from ..model_facts import check_folder, read_folder
 from ..model_facts.quantization import read_quantization, refuse_twice
 from ..placement import plan_here, why_no_device
@@ -137,14 +137,17 @@ def check_tracing(options: ServeOptions) -> None:
 
 def check_devices(options: ServeOptions) -> None:
     """Of `--devices`; else of the configuration, and of every engine of the repository that names its own."""
-    gpus = [device.index for device in options.devices if device.kind != "cpu"]
+    # Ranks of one engine may share a GPU, engines may not.
+    groups = [dict.fromkeys(group.members) for group in options.devices]
+    gpus = [device.index for group in groups for device in group if device.kind != "cpu"]
     if len(options.devices) > 1 and (len(set(gpus)) < len(gpus) or None in gpus):
         given = ",".join(map(str, options.devices))
         raise Refusal(f"--devices: given {given}", "allowed: cpu, or cuda:N with each GPU once")
     for where, text in _devices(options):
         if not is_device(text):
             raise Refusal(f"{where}: given {text!r}", f"allowed: {FORMS}")
-        if problem := why_no_device(Device.parse(text)):
+        problems = [why_no_device(device) for device in DeviceGroup.parse(text).members]
+        if problem := next(filter(None, problems), None):
             raise Refusal(f"{where}: given {text!r}, but {problem}", f"allowed: {FORMS}, as far as they exist")
 
 

@@ -18,17 +18,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from ...config import EngineConfig
 from ...contracts.errors import ConfigError
-from ...machine.device import Device
+from ...machine.device import DeviceGroup
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
 from ...model_facts.quantization import MXFP4, refuse_twice
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
+from ..parallel.interface import Rank
 from .gguf.config import gguf_config
 from .gguf.model import check_gguf, load_gguf, unpacked_words
 from .packed import ATTENTION_NAME, LayerShape
+from .part_files import load_part
 from .quantized.files import QuantizedFiles, quantized_files
 from .quantized.loading import load_quantized, quantize_model
+from .share import Share
 from .states.cache import state_bytes
 from .support import UnsupportedModel, check_config, inspect_model, stated_context
 from .weight_names import refuse_report
@@ -56,18 +59,25 @@ class LoadedModel:
         return min(limit for limit in limits if limit)
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises ConfigError for a device that is not there."""
+def resolve_devices(name: str) -> list[torch.device]:
+    """Of every rank, one in most cases. `auto` is CUDA where there is one. Raises ConfigError for a device that is not
+    there."""
     try:
-        device = Device.parse(name)
+        members = DeviceGroup.parse(name).members
     except ValueError as error:
         raise ConfigError(f"engine.device: {error}") from None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.kind == "auto":
-        return torch.device("cuda" if gpus else "cpu")
-    if device.kind == "cuda" and device.number >= gpus:
-        raise ConfigError(f"engine.device: {name} is not there; this process sees {gpus} CUDA devices")
-    return torch.device(str(device))
+    if members[0].kind == "auto":
+        return [torch.device("cuda" if gpus else "cpu")]
+    for device in members:
+        if device.kind == "cuda" and device.number >= gpus:
+            raise ConfigError(f"engine.device: {device} is not there; this process sees {gpus} CUDA devices")
+    return [torch.device(str(device)) for device in members]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The first of `resolve_devices`."""
+    return resolve_devices(name)[0]
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -81,7 +91,18 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], None]) -> LoadedModel:
     """Load and check. Raises ConfigError (UnsupportedModel among them) with the reason."""
-    device = resolve_device(config.device)
+    model, _ = load_weights(path, config, resolve_device(config.device), on_progress)
+    return inspected(model, on_progress)
+
+
+def load_weights(
+    path: Path,
+    config: EngineConfig,
+    device: torch.device,
+    on_progress: Callable[[str], None],
+    rank: Rank | None = None,
+) -> tuple[PreTrainedModel, Share | None]:
+    """A model on `device`, or the part of it that `rank` holds, and which part that is. Raises ConfigError."""
     dtype = resolve_dtype(config.dtype, device)
     on_progress(f"reading the configuration of {path.name}")
     if path.is_dir():
@@ -92,13 +113,22 @@ def load_model(path: Path, config: EngineConfig, on_progress: Callable[[str], No
     model_config, stated = _read_config(path, header)
     files = None if config.random_weights else quantized_files(path, stated)
     refuse_twice(config.quantization, files.quantization if files is not None else None, str(path))
+    share = Share(model_config, rank) if rank is not None else None
+    if share is not None and (files is not None or config.quantization != "none"):
+        given = config.quantization if files is None else files.quantization.method
+        raise ConfigError(f"engine.quantization over several ranks: given {given}, allowed: none")
     on_progress(f"loading weights as {dtype} on {device}")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": ATTENTION_NAME}
-    model = _build(model_config, options, device, config, path, header, files, on_progress)
+    model = _build(model_config, options, device, config, path, header, files, share, on_progress)
     model.eval().requires_grad_(False)
     if config.quantization != "none":
         kind, kept = config.quantization, config.unquantized_layers
         quantize_model(model, kind, kept, device, on_progress, packed=device.type == "cuda")
+    return model, share
+
+
+def inspected(model: PreTrainedModel, on_progress: Callable[[str], None]) -> LoadedModel:
+    """With what it takes to serve it. Raises UnsupportedModel."""
     context_tokens = fix_rotary_context(model)
     on_progress("checking that its attention can be served")
     layers = inspect_model(model)
@@ -198,9 +228,12 @@ def _build(
     path: Path,
     header: GgufHeader | None,
     files: QuantizedFiles | None,
+    share: Share | None,
     on_progress: Callable[[str], None],
 ) -> PreTrainedModel:
     try:
+        if share is not None and header is None:
+            return load_part(share, path, model_config, device, config, options)
         if config.random_weights:
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
                 torch.manual_seed(config.random_weights_seed)
@@ -210,7 +243,7 @@ def _build(
         if header is not None:
             if (told := unpacked_words(header, options["dtype"])) is not None:
                 on_progress(told)
-            return load_gguf(header, model_config, **options)
+            return load_gguf(header, model_config, share=share, **options)
         if files is not None:
             return load_quantized(files, model_config, options["dtype"], device, on_progress, on_cuda, ATTENTION_NAME)
         model, report = AutoModelForCausalLM.from_pretrained(

@@ -36,7 +36,7 @@ class Sizes:
     dtype: torch.dtype  # of the model: partial sums, residual and parts of logits on CUDA
 
 
-class RanksFailed(RuntimeError):
+class RanksFailed(Exception):
     """A rank raised, or did not come in time: what the others computed since then means nothing."""
 
 

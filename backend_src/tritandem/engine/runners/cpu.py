@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ...config import EngineConfig
+from ...contracts.arrays import Int32Array
 from ...contracts.stream import TokenScores
 from ...telemetry.step_meter import StepMeter
 from ..attention.interface import AttentionBatch, Heads
@@ -56,7 +57,14 @@ def cpu_spec(loaded: LoadedModel, config: EngineConfig) -> RunnerSpec:
 class CpuRunner:
     """`Runner` without concurrency."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, meter: StepMeter | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        meter: StepMeter | None = None,
+        masks: Int32Array | None = None,
+    ) -> None:
+        """`masks`: those of another runner that runs the same steps."""
         self.spec = spec = cpu_spec(loaded, config)
         kv_type = resolve_kv_type(config.kv_dtype, loaded.model.dtype, torch.device("cpu"))
         cache = KvCache.allocate(loaded.layers, spec.num_blocks, spec.block_tokens, kv_type, "cpu")
@@ -65,7 +73,7 @@ class CpuRunner:
         states = StateCache.allocate(loaded.model, spec.num_slots) if spec.stateful else None
         self._forward = PackedForward(loaded.model, cache, backend, states)
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
-        self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu")
+        self._slots = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, "cpu", _shared(masks))
         self.masks = self._slots.masks.numpy()
         self._results: deque[StepResult] = deque()
         self._meter, self._finished_ns = meter, 0
@@ -161,6 +169,10 @@ class CpuRunner:
             slots=row_slots,
         )
         return ids, positions, batch
+
+
+def _shared(masks: Int32Array | None) -> torch.Tensor | None:
+    return None if masks is None else torch.from_numpy(masks)
 
 
 def _result(

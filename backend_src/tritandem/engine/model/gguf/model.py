@@ -19,6 +19,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from ....contracts.errors import ConfigError
 from ....model_facts.gguf_header import GgufHeader, GgufTensor, kind_name, tensor_bytes
+from ..share import Share
 from ..weight_names import refuse_names, refuse_report
 from .config import local_base, rotary_dimensions
 from .rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, frequencies, read_factors
@@ -27,16 +28,22 @@ _FREQUENCIES = {FACTORS, SHORT_FACTORS, LONG_FACTORS}  # in the configuration, n
 
 
 def load_gguf(
-    header: GgufHeader, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: Any
+    header: GgufHeader,
+    config: PreTrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    share: Share | None = None,
+    **options: Any,
 ) -> PreTrainedModel:
     """The model of `config`, which is `gguf_config(header)`, with the file's weights: in float32 no digit of an
-    unpacked value is lost. `options` go to transformers' `from_pretrained`. Raises ConfigError."""
+    unpacked value is lost. `share`: one rank's part of it. `options` go to transformers' `from_pretrained`. Raises
+    ConfigError."""
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    model, report = type(empty).from_pretrained(
+    whole = type(empty)
+    model, report = (whole if share is None else share.model_class(whole)).from_pretrained(
         None,
         config=config,
-        state_dict=_read_weights(header, empty, dtype),
+        state_dict=_read_weights(header, empty, dtype, share),
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # to name them
@@ -85,8 +92,11 @@ def _refuse_unused(header: GgufHeader, names: Mapping[str, str]) -> None:
     refuse_names(header.path, "are not used by the model that its header describes", unused)
 
 
-def _read_weights(header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Every tensor of the file under the model's names. Raises ConfigError for those that the model has no use for."""
+def _read_weights(
+    header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype, share: Share | None
+) -> dict[str, torch.Tensor]:
+    """Every tensor of the file, or what a rank has of it, under the model's names. Raises ConfigError for those that
+    the model has no use for."""
     processor = _processor(header, model)
     names = _model_names(header, model, processor)
     _refuse_unused(header, names)
@@ -102,7 +112,10 @@ def _read_weights(header: GgufHeader, model: PreTrainedModel, dtype: torch.dtype
                 parsed_parameters={"tensors": weights},
             )
             if result.name is not None:
-                weights[names[result.name]] = torch.from_numpy(np.array(result.weights)).to(dtype)
+                name, weight = names[result.name], torch.from_numpy(np.array(result.weights))
+                part = weight if share is None else share.part(name, weight)
+                if part is not None:
+                    weights[name] = part.to(dtype, copy=share is not None)
     return weights
 
 

@@ -82,6 +82,13 @@ class DenseResidual:
         few_row_linear(x, self._weight, tiles, bias=self._bias, residual=residual, overlap=how.overlap)
         return None
 
+    def product(self, x: torch.Tensor, how: How) -> torch.Tensor:
+        columns, inner = self._weight.shape
+        tiles = choose_linear_tiles(x.shape[0], columns, inner, x.dtype) if how.fuse else None
+        if tiles is None:
+            return F.linear(x, self._weight, self._bias)
+        return few_row_linear(x, self._weight, tiles, bias=self._bias, overlap=how.overlap)
+
 
 def _merged(modules: Sequence[nn.Module]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weights (and biases) one under the other; the modules keep views, so no memory is held twice."""

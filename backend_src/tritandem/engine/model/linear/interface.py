@@ -60,3 +60,11 @@ class ResidualLinear(Protocol):
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, how: How) -> torch.Tensor | None:
         """The product of `x` [T, inner], or None where it has been added to `residual` [T, columns] already."""
+
+
+@runtime_checkable
+class PartialLinear(ResidualLinear, Protocol):
+    """A `ResidualLinear` whose product may be a part of a sum over ranks."""
+
+    def product(self, x: torch.Tensor, how: How) -> torch.Tensor:
+        """The product of `x` [T, inner] alone, contiguous [T, columns]."""

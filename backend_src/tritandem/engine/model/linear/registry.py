@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .interface import Feeding, Norm, NormedLinear, ResidualLinear, Unfusable
+from ..joined import Gathered, Summed
+from .interface import Feeding, Norm, NormedLinear, PartialLinear, ResidualLinear, Unfusable
+from .joined import GatheredNormed, SummedResidual
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ def normed_linear(
 ) -> NormedLinear:
     """The product of `modules`, side by side, behind `norm`. `gated`: they are gate and up. `shared`: the weights
     serve elsewhere as well and must stay as they are. `feeds`: who alone gets the result. Raises Unfusable."""
+    head = modules[0]
+    if isinstance(head, Gathered):
+        return GatheredNormed(normed_linear([head.part], norm, gated, shared), head.exchange)
     product = _format(modules).normed(modules, norm, gated, shared)
     if feeds is not None and isinstance(product, Feeding):
         product.feed(feeds)
@@ -52,6 +57,11 @@ def normed_linear(
 
 def residual_linear(module: nn.Module) -> ResidualLinear:
     """Raises Unfusable."""
+    if isinstance(module, Summed):
+        part = residual_linear(module.part)
+        if not isinstance(part, PartialLinear):
+            raise Unfusable(f"{type(part).__name__} makes no part of a sum over ranks")
+        return SummedResidual(part, module.exchange)
     return _format([module]).residual(module)
 
 

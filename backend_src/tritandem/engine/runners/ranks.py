@@ -1,0 +1,69 @@
+"""One engine on several devices: every rank's part loaded, the parts joined, and the runner that steps them together.
+
+Runs in the loading thread; what ranks must do at once runs on a thread each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from ...config import EngineConfig
+from ...contracts.errors import ConfigError
+from ...telemetry.step_meter import StepMeter
+from ..model.joined import join
+from ..model.loader import LoadedModel, inspected, load_weights
+from ..parallel.interface import LOADING_PATIENCE_S, RanksFailed, Sizes
+from ..parallel.registry import make_exchanges, make_ranks
+from ..step import Runner
+from .pass_size import MAX_CHUNKS
+from .rank_threads import RankThreads
+
+DEFAULT_ROWS = 256
+DEFAULT_TOKENS = 8192
+
+
+def build_ranks(
+    model: Path,
+    config: EngineConfig,
+    devices: Sequence[torch.device],
+    on_progress: Callable[[str], None],
+    meter: StepMeter | None = None,
+    on_broken: Callable[[str], None] = lambda reason: None,
+) -> Runner:
+    """`on_broken` is told once why no step can run any more. Raises ConfigError with the reason."""
+    parts, ranks = load_ranks(model, config, devices, on_progress)
+    ranks.on_broken = on_broken
+    if devices[0].type == "cpu":
+        from .cpu_ranks import CpuRanks
+
+        return CpuRanks(parts, ranks, config, meter)
+    raise ConfigError(f"engine.device: given {config.device}, allowed over several: CPUs")
+
+
+def load_ranks(
+    path: Path, config: EngineConfig, devices: Sequence[torch.device], on_progress: Callable[[str], None]
+) -> tuple[list[LoadedModel], RankThreads]:
+    """The parts, joined. They wait as long for each other as loading takes. Raises ConfigError."""
+    loaded = [load_weights(path, config, rank.device, on_progress, rank) for rank in make_ranks(devices)]
+    models, shares = [model for model, _ in loaded], [share for _, share in loaded if share is not None]
+    text = models[0].config.get_text_config()
+    rows = config.max_sequences or DEFAULT_ROWS
+    tokens = config.prefill_tokens_per_step or DEFAULT_TOKENS
+    sizes = Sizes(tokens * 9 // 8 + rows, text.hidden_size, rows + MAX_CHUNKS, text.vocab_size, models[0].dtype)
+    try:
+        exchanges = make_exchanges([share.rank for share in shares], sizes)
+    except ValueError as error:
+        raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
+    for model, share, exchange in zip(models, shares, exchanges, strict=True):
+        join(model, share, exchange)
+        exchange.patience(LOADING_PATIENCE_S)
+    ranks = RankThreads(exchanges)
+    silent: Callable[[str], None] = lambda _: None  # noqa: E731  (what one rank says, all would)
+    try:
+        parts = ranks.each(lambda rank: inspected(models[rank], silent if rank else on_progress))
+    except RanksFailed as error:
+        raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
+    return parts, ranks
