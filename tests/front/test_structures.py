@@ -263,3 +263,29 @@ def test_anthropics_words_for_calls() -> None:
     assert read_ask(CHAT, named).must_call == ("add",)
     assert Kind.STRUCTURAL_TAG.value in structure(tools=[ADD], tool_choice="required")
     assert ANY_TEXT == {"type": "any_text"}
+
+
+def test_a_function_whose_parameters_refer_to_themselves_can_stand_beside_a_format() -> None:
+    """Llama's form holds them deeper inside a schema than they were."""
+    tree = {
+        "type": "object",
+        "properties": {
+            "leaf": {"type": "integer"},
+            "left": {"$ref": "#"},
+            "same": {"$ref": "#/properties/leaf"},
+            "named": {"$ref": "#/$defs/word"},
+            "text": {"enum": ["a"], "default": {"$ref": "#"}},
+            "const": {"$ref": "#/properties/leaf"},
+        },
+        "required": ["leaf"],
+        "additionalProperties": False,
+        "$defs": {"word": {"enum": ["x"]}},
+    }
+    grow = {"type": "function", "function": {"name": "grow", "parameters": tree, "strict": True}}
+    said = structure(Formats("llama3-json"), tools=[grow], response_format=SCHEMA_FORMAT)
+    at = compiled(said)
+    inside = {"leaf": 1, "left": {"leaf": 2, "left": {"leaf": 3}}, "same": 4, "named": "x", "const": 5}
+    assert takes(at, json.dumps({"name": "grow", "parameters": inside}))
+    assert takes(at, json.dumps({"x": 1}))
+    for wrong in ({"leaf": 1, "left": {"name": "grow"}}, {"leaf": 1, "same": "x"}, {"leaf": 1, "const": "x"}):
+        assert not takes(at, json.dumps({"name": "grow", "parameters": wrong}))

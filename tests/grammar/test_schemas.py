@@ -179,3 +179,37 @@ def test_words_that_only_describe_are_passed_over() -> None:
     assert takes(matcher(Kind.JSON_SCHEMA, {"type": "integer", **said}), "5")
     named = {"type": "object", "properties": {"nullable": {"type": "integer"}}, "required": ["nullable"]}
     assert takes(matcher(Kind.JSON_SCHEMA, named), '{"nullable": 1}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "path"),
+    [
+        (Kind.REGEX, "abc\\", "structured_outputs"),
+        (Kind.REGEX, "a\\\\\\", "structured_outputs"),
+        (Kind.JSON_SCHEMA, {"type": "string", "pattern": "a\\"}, "structured_outputs.pattern"),
+        (Kind.JSON_SCHEMA, {"patternProperties": {"a\\": {}}}, "structured_outputs.patternProperties"),
+        (Kind.STRUCTURAL_TAG, {"format": {"type": "regex", "pattern": "a\\"}}, "structured_outputs.format.pattern"),
+    ],
+)
+def test_an_expression_that_ends_in_a_lone_backslash_is_refused_by_name(kind: Kind, given: Any, path: str) -> None:
+    with pytest.raises(InvalidRequest, match="lone backslash") as refused:
+        matcher(kind, given)
+    assert refused.value.field_name == path
+    assert takes(matcher(Kind.REGEX, "a\\\\"), "a\\")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Kind.REGEX, "a\ud800b"),
+        (Kind.GRAMMAR, 'start: "\udfff"'),
+        (Kind.CHOICE, ["a", "\ud800"]),
+        (Kind.JSON_SCHEMA, {"const": "\ud800"}),
+        (Kind.JSON_SCHEMA, {"type": "object", "properties": {"\ud800": {}}}),
+        (Kind.STRUCTURAL_TAG, {"format": {"type": "const_string", "value": "\ud800"}}),
+    ],
+)
+def test_half_a_character_is_refused_for_what_it_is(kind: Kind, given: Any) -> None:
+    with pytest.raises(InvalidRequest, match="half of a surrogate pair"):
+        matcher(kind, given)
+    assert takes(matcher(Kind.CHOICE, ["\U0001f600"]), "\U0001f600")  # both halves, as JSON escapes them

@@ -292,6 +292,29 @@ def test_an_answer_keeps_to_its_schema_and_a_cut_one_says_so(thoughtless: Any) -
     assert caught.value.param == "response_format.json_schema.schema"
 
 
+def test_a_schema_holds_behind_the_thoughts(api: Any) -> None:
+    """The model is shown how to think, and does so; its answer would not keep to the schema by itself."""
+    asked: Any = {"model": "tiny", "temperature": 0, "max_tokens": 80}
+    shown = (("Where is it?", "four, of a", '{"x": 4, "of": "a"}'), ("And now?", "ten, of c", '{"x": 10, "of": "c"}'))
+    messages: list[Any] = []
+    for question, thought, answer in shown:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": f"<think>It is at {thought}.</think>\n{answer}"})
+    messages.append({"role": "user", "content": "And now?"})
+    kept: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+    [choice] = api.chat.completions.create(messages=messages, response_format=kept, **asked).choices
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content), POINT)
+    assert choice.message.reasoning_content.startswith("It is at ")
+    chunks = [
+        chunk.choices[0].delta
+        for chunk in api.chat.completions.create(messages=messages, response_format=kept, stream=True, **asked)
+    ]
+    assert "".join(delta.content or "" for delta in chunks) == choice.message.content
+    thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in chunks]
+    assert "".join(thoughts) == choice.message.reasoning_content
+
+
 def test_a_call_that_must_be_is_one_and_its_arguments_are_valid(thoughtless: Any) -> None:
     tools = [
         {"type": "function", "function": {"name": name, "parameters": POINT, "strict": True}} for name in ("f", "g")

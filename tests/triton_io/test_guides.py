@@ -142,6 +142,23 @@ def test_a_structure_leaves_no_list_of_allowed_tokens() -> None:
         merge(Inputs({"sampling_parameters": both}), {})
 
 
+def test_bad_words_must_leave_a_choice() -> None:
+    asked = {"guided_choice": ["yes, sir", "no, sir"]}
+
+    def given(*words: str, **more: Any) -> Any:
+        return merge(Inputs({"sampling_parameters": text(json.dumps({**asked, "bad_words": words, **more}))}), {})
+
+    assert given("yes").guide == Guide("guided_choice", Grammar(Kind.CHOICE, '["yes, sir","no, sir"]'))
+    for words in (("sir",), ("yes", "no")):
+        with pytest.raises(InvalidRequest, match="leave one of the texts of guided_choice") as refused:
+            given(*words)
+        assert refused.value.field_name == "bad_words"
+    with pytest.raises(InvalidRequest, match="bad_words"):
+        given("yes", "no", guided_choice=["no"])
+    asked = {"guided_regex": "yes|no"}
+    assert given("yes", "no").guide is not None  # of other structures the engine says it
+
+
 # ---- tried before it is taken ------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""JSON schemas, before they are compiled: words that would be passed over although they forbid something. Pure.
+"""JSON schemas and expressions, before they are compiled: what would be passed over although it means something. Pure.
 
 What llguidance knows and cannot do it refuses itself, by name; a word that no draft of JSON Schema has is an
 annotation, and says nothing, as the specification has it.
@@ -17,6 +17,21 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = ("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 
 
+def check_characters(field: str, text: str) -> None:
+    """Half characters, which JSON may name and no text has. Raises InvalidRequest."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise InvalidRequest(field, text, f"whole characters: {half} is half of a surrogate pair") from error
+
+
+def check_pattern(field: str, pattern: str) -> None:
+    """Raises InvalidRequest."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise InvalidRequest(field, pattern, "a regular expression: this one ends in a lone backslash")
+
+
 def check_schema(field: str, schema: Any) -> None:
     """Raises InvalidRequest naming `field`, with the path inside the schema."""
     if not isinstance(schema, (dict, bool)):
@@ -29,6 +44,10 @@ def check_schema(field: str, schema: Any) -> None:
         for name in PASSED_OVER.intersection(one):
             if one[name] is not False:
                 raise InvalidRequest(f"{path}.{name}", one[name], "no such word: it could not be honoured")
+        if isinstance(one.get("pattern"), str):
+            check_pattern(f"{path}.pattern", one["pattern"])
+        for pattern in one["patternProperties"] if isinstance(one.get("patternProperties"), dict) else ():
+            check_pattern(f"{path}.patternProperties", pattern)
         for name in _BY_NAME:
             if isinstance(one.get(name), dict):
                 waiting += ((f"{path}.{name}.{key}", inner) for key, inner in one[name].items())

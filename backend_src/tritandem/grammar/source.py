@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ..contracts.errors import InvalidRequest
 from ..contracts.grammars import Grammar, Kind, Thinking
 from .lark import Lark
-from .schemas import check_schema
+from .schemas import check_characters, check_pattern, check_schema
 from .structural import structural_rule
 
 ANY_OBJECT = {"type": "object"}
@@ -19,6 +19,8 @@ ANY_OBJECT = {"type": "object"}
 
 def source_of(grammar: Grammar, special_ids: Mapping[str, int], field: str) -> str:
     """Raises InvalidRequest naming `field` for what is no grammar of its kind."""
+    for text in (grammar.text, *((grammar.thinking.begin, grammar.thinking.end) if grammar.thinking else ())):
+        check_characters(field, text)
     lark = Lark(special_ids)
     try:
         body = _body(grammar, lark, field)
@@ -38,6 +40,7 @@ def _body(grammar: Grammar, lark: Lark, field: str) -> str:
         check_schema(field, schema)
         return lark.json(schema)
     if kind is Kind.REGEX:
+        check_pattern(field, text)
         return lark.regex(text)
     if kind is Kind.CHOICE:
         return lark.rule(" | ".join(lark.literal(choice) for choice in read_choices(field, text)))
@@ -72,6 +75,8 @@ def _as_lark(field: str, text: str) -> str:
 
 def _parsed(field: str, text: str, allowed: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        check_characters(field, json.dumps(value, ensure_ascii=False))  # named by escapes
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(field, text, f"{allowed}: malformed JSON ({error})") from error
+    return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..contracts.errors import InvalidRequest
 from .lark import ANY_TEXT, Lark
-from .schemas import check_schema
+from .schemas import check_pattern, check_schema
 
 MAX_DEPTH = 32
 
@@ -54,7 +54,9 @@ def _schema(field: str, one: Mapping[str, Any], lark: Lark, depth: int) -> str:
 
 
 def _regex(field: str, one: Mapping[str, Any], lark: Lark, depth: int) -> str:
-    return lark.regex(_member(field, one, "pattern", str, "a regular expression"))
+    pattern = _member(field, one, "pattern", str, "a regular expression")
+    check_pattern(f"{field}.pattern", pattern)
+    return lark.regex(pattern)
 
 
 def _grammar(field: str, one: Mapping[str, Any], lark: Lark, depth: int) -> str:

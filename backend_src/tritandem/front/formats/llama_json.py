@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .call_json import Known, read_call
+from .moved_schema import DEFINITIONS, moved
 from .structure import ANY_TEXT, Calls, Part, either, json_calls, schema, tags
 from .text import Reading, Text, drop
 
@@ -45,8 +46,8 @@ def structure(calls: Calls, several: bool, other: Part | None) -> Part:
 def _whole(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """A call as a schema, so that it may stand beside others: texts that begin alike cannot. References lead to
     definitions, which stay at the top."""
-    parameters = dict(parameters)
-    definitions: dict[str, Any] = {key: parameters.pop(key) for key in ("$defs", "definitions") if key in parameters}
+    parameters = moved(parameters, "#/properties/parameters")
+    definitions: dict[str, Any] = {key: parameters.pop(key) for key in DEFINITIONS if key in parameters}
     return {
         **definitions,
         "type": "object",

@@ -7,7 +7,7 @@ a schema is that process's too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ...contracts.errors import InvalidRequest
@@ -105,6 +105,18 @@ def read_typed_guide(kind: str | None, guide: str | None) -> Guide | None:
     if not guide:
         raise InvalidRequest(GUIDE, "nothing", f"the text of a guide of type {kind}")
     return Guide(GUIDE, Grammar(GUIDE_TYPES[kind], guide))
+
+
+def leaves_choices(grammar: Grammar, bad_words: Collection[str]) -> bool:
+    """Whether some choice holds none of these words; of what is no list of choices nothing is said."""
+    if grammar.kind is not Kind.CHOICE:
+        return True
+    try:
+        choices = json.loads(grammar.text)
+    except (ValueError, RecursionError):
+        return True  # refused by name where it is tried
+    texts = [one for one in choices if isinstance(one, str)] if isinstance(choices, list) else []
+    return not texts or any(not any(word in text for word in bad_words) for text in texts)
 
 
 def _grammar(field: str, kind: Kind, value: object, thinking: Thinking | None = None) -> Grammar:

@@ -28,7 +28,7 @@ from ...contracts.fields import (
 from . import client_json
 from .client_numbers import read_real, read_whole
 from .dialects import OWN, Dialect
-from .guides import GUIDE, GUIDE_NAMES, GUIDE_TYPE, Guide, read_guide, read_typed_guide
+from .guides import GUIDE, GUIDE_NAMES, GUIDE_TYPE, Guide, leaves_choices, read_guide, read_typed_guide
 from .schema import (
     ALIASES,
     FACADE_NEUTRAL_INPUTS,
@@ -332,6 +332,8 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     guide = found.pop("guide", None)
     if guide is not None and allowed:
         raise InvalidRequest("allowed_token_ids", list(allowed), f"nothing beside {guide.field}")
+    if guide is not None and bad_words and not leaves_choices(guide.grammar, bad_words):
+        raise InvalidRequest("bad_words", list(bad_words), f"words that leave one of the texts of {guide.field}")
     return SamplingFields(found, stop_words, bad_words, stop_token_ids, longer, bad_ids, bias, allowed, end_id, guide)
 
 
