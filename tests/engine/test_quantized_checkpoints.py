@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, load_model
+from tritandem.engine.model.quantized.files import quantized_files
 from tritandem.engine.model.quantized.weight import quantize_fp8, quantize_int4
 from tritandem.engine.runners.cpu import CpuRunner
 
@@ -72,6 +73,13 @@ def test_calibrated_scales_of_keys_and_values_are_left_aside(tmp_path: Path) -> 
     made.write(tmp_path, reference, *made.FORMATS["ModelOpt FP8"], **scale)
     check_model(tmp_path)
     assert distance(logits(load_model(tmp_path, CPU, silent).model), logits(reference)) < TOLERANCE
+
+
+def test_calibrated_scales_of_inputs_are_read(tmp_path: Path) -> None:
+    made.write(tmp_path, made.tiny_model(), *made.FORMATS["compressed-tensors FP8 static"])
+    files = quantized_files(tmp_path, None)
+    assert files is not None
+    assert [files.read(layer).input_scale for layer in files.layers.values()] == pytest.approx([0.02] * 14)
 
 
 def test_modelopt_may_state_it_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -143,6 +151,8 @@ DOWN = "model.layers.1.mlp.down_proj"
     ("kind", "changes", "reason"),
     [
         ("FP8 by tensor", {"weight_scale": None}, "has no weight_scale"),
+        ("FP8 by tensor", {"input_scale": torch.ones(160)}, "input_scale has 160 values; one for all"),
+        ("FP8 by tensor", {"input_scale": torch.tensor(0.0)}, "its input_scale is 0.0"),
         ("FP8 by tensor", {"weight": torch.zeros(64, 160, dtype=torch.float8_e5m2)}, "F8_E5M2 are not served"),
         ("FP8 by tensor", {"weight": torch.zeros(64, 160, dtype=torch.int8)}, "weights of type I8 are not served"),
         ("fine-grained FP8", {"weight_scale_inv": torch.ones(2, 3)}, r"scales \(2, 3\).*expected \(2, 4\)"),

@@ -118,7 +118,10 @@ def test_an_engine_on_cuda_answers_from_packed_weights(
     online = kind in ("fp8", "int4")
     if online:
         reference.save_pretrained(tmp_path)
-        quantize_model(reference, kind, "lm_head", torch.device("cpu"), lambda note: None, packed=False)
+        # Where it will be served, in its type: the largest value of a group lies between two codes, by the last digit.
+        reference.to(getattr(torch, dtype))
+        quantize_model(reference, kind, "lm_head", cuda_device, lambda note: None, packed=False)
+        reference.float().cpu()
     else:
         made.write(tmp_path, reference, *(BLOCKS if kind == "blocks" else made.FORMATS[kind]))
     quantization = kind if online else "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tritandem.engine.model.quantized.weight import QuantizedWeight, quantize_fp
 
 pytest.importorskip("triton")
 from tritandem.engine.model.linear.fp8_rows import FEW_TO_SCALE, Fp8Rows, rows_fp8
-from tritandem.engine.model.linear.interface import How, Norm, Unfusable
+from tritandem.engine.model.linear.interface import How, Norm, Rounding, Unfusable
 from tritandem.engine.model.linear.quantized import QuantizedNormed, QuantizedResidual
 from tritandem.engine.model.linear.quantized_rows import MOST_ROWS, quantized_linear, unpack, unpacked_linear
 
@@ -192,6 +193,52 @@ def test_products_behind_a_norm_and_to_the_residual_agree_with_whole_weights(
     got = residual if left is None else residual + left
     want = before.float() + F.linear(x.float(), last.packed.dense(torch.float32))
     assert error(got, want) < (INTERPRETED if form == "fp8 rows" else 5e-3)
+
+
+def test_what_rounding_costs_a_product_is_told(kernel_device: torch.device) -> None:
+    """By which a wrong kernel is told from a right one; calibrated scales have no part in it."""
+    norm = Norm(torch.ones(128, device=kernel_device, dtype=half_of(kernel_device)), 1e-5)
+    gate, up, down = (
+        PackedLinear(replace(packed("fp8 rows", rows, inner, kernel_device, rows), input_scale=1e-4), None)
+        for rows, inner in ((64, 128), (64, 128), (128, 64))
+    )
+    following, first = QuantizedResidual(down), QuantizedNormed([gate, up], norm, gated=True)
+    first.feed(following)
+    for product in (following, first, QuantizedNormed([gate], norm)):
+        assert isinstance(product, Rounding)
+        assert 0.01 < product.rounding_error() < (0.06 if kernel_device.type == "cuda" else 0.12)
+    codes = QuantizedNormed([PackedLinear(packed("int4 g64", 64, 128, kernel_device), None)], norm)
+    assert codes.rounding_error() == 0.0
+
+
+def test_a_calibrated_scale_of_inputs_is_every_rows(kernel_device: torch.device) -> None:
+    """Of weights side by side the largest holds; what lies beyond it is cut."""
+    dtype, rows = half_of(kernel_device), 40
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).to(kernel_device, dtype)
+    x[3, 5] = 100.0
+    parts = [
+        PackedLinear(replace(packed("fp8 rows", 32, 128, kernel_device, seed), input_scale=scale), None)
+        for seed, scale in ((1, 0.01), (2, 0.02))
+    ]
+    made = rows_fp8(x, 0.02)
+    assert made.scales.tolist() == pytest.approx([0.02] * rows)
+    assert float(made.values[3, 5].float()) == 448
+    norm = Norm(torch.ones(128, device=kernel_device, dtype=dtype), 0.0)
+    wide = x.float() * torch.rsqrt(x.float().square().mean(1, keepdim=True))
+    cut = (wide / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn).float() * 0.02
+    got = QuantizedNormed(parts, norm)(x.clone(), None, How())
+    want = cut @ torch.cat([part.packed.dense(torch.float32) for part in parts]).T
+    assert error(got, want) < (5e-3 if kernel_device.type == "cuda" else 0.12)
+    residual = torch.zeros(rows, 32, device=kernel_device, dtype=dtype)
+    left = QuantizedResidual(parts[1])(x, residual, How())
+    want = (
+        (x.float() / 0.02).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        * 0.02
+        @ parts[1].packed.dense(torch.float32).T
+    )
+    assert error(residual if left is None else left, want) < (5e-3 if kernel_device.type == "cuda" else 0.12)
+    exact = x.float() @ parts[1].packed.dense(torch.float32).T
+    assert error(want, exact) > 0.2, "the value that is cut counts"
 
 
 def test_zeros_and_the_largest_values_survive_fp8(kernel_device: torch.device) -> None:

@@ -6,6 +6,7 @@ layers that were left out need no reading. Knows names, types and shapes only: `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -19,10 +20,14 @@ SERVED = "compressed-tensors (FP8, INT4), fp8 (by block or tensor), modelopt (FP
 MXFP4 = "mxfp4"  # gpt-oss: transformers' loader unpacks its experts, for it the model is whole
 MODELOPT = "hf_quant_config.json"  # where ModelOpt writes what newer exports repeat in config.json
 CODES_A_WORD = 8  # of four bits
-# Calibrated scales of activations and of cached keys and values: activations get scales of their own as they come.
-_UNUSED = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "prob_output_scale", "kv_scale")
+_SCALES_OF_INPUTS = ("input_scale", "activation_scale")
+# Queries and probabilities are not rounded, nor what a layer puts out; of cached keys and values see `CACHE_SCALE`.
+_UNUSED = (*_SCALES_OF_INPUTS, "output_scale", "k_scale", "v_scale", "q_scale", "prob_output_scale", "kv_scale")
+CACHE_SCALE = re.compile(
+    r"(?P<attention>.+?)\.(?:(?P<both>kv_scale)|(?P<of>[kv])_scale|(?P<by>[kv])_proj\.(?:[kv]_scale|output_scale))"
+)
 _PARTS = {
-    "fp8": ("weight", "weight_scale", "weight_scale_inv"),
+    "fp8": ("weight", "weight_scale", "weight_scale_inv", *_SCALES_OF_INPUTS),
     "compressed": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
     "awq": ("qweight", "qzeros", "scales"),
@@ -32,11 +37,13 @@ _PARTS = {
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """What the configuration states. `zero_shift`: what a stored zero point lacks (GPTQ's first convention: 1).
-    `block`: rows and columns that share an FP8 scale, where it is neither the tensor's nor a row's."""
+    `block`: rows and columns that share an FP8 scale, where it is neither the tensor's nor a row's. `cache`: the type
+    that scales of cached keys and values are for."""
 
     method: str
     zero_shift: int = 0
     block: tuple[int, int] = (128, 128)
+    cache: str = "8-bit float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,9 @@ def _layer(
         _expect(held["weight"].kind == "F8_E4M3", f"8-bit floats of type {held['weight'].kind} are not served")
         rows, inner = _two(held["weight"], "weight")
         scale = held["weight_scale_inv"] if "weight_scale_inv" in held else held["weight_scale"]
+        for part in set(_SCALES_OF_INPUTS) & set(held):
+            given = held[part].elements
+            _expect(given == 1, f"{part} has {given} values; one for all of a layer's inputs is served")
         down, across = quantization.block
         if scale.elements == 1 or scale.shape in ((rows,), (rows, 1)):
             across = inner
@@ -199,7 +209,19 @@ def _compressed(stated: Mapping[str, Any], where: str) -> Quantization:
         _refuse(where, method, kinds != (bits, kind), f"{told}, activations of {kinds[0]}-bit {kinds[1]}")
         _refuse(where, method, bool(activations) and kind == "int", f"{told}, quantized activations")
         block = weights.get("block_structure") if strategy == "block" else block
-    return Quantization(method, block=_block(block, where))
+    cache = stated.get("kv_cache_scheme") or {}
+    kind = f"{cache.get('num_bits', 8)}-bit {cache.get('type', 'float')}"
+    return Quantization(method, block=_block(block, where), cache=kind)
+
+
+def cache_scales(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
+    """By the name of an attention module: the full names of its scales of cached `k` and `v`."""
+    found: dict[str, dict[str, str]] = {}
+    for name in weights:
+        if match := CACHE_SCALE.fullmatch(name):
+            kinds = ("k", "v") if match["both"] else (match["of"] or match["by"],)
+            found.setdefault(match["attention"], {}).update(dict.fromkeys(kinds, name))
+    return found
 
 
 def _modelopt(stated: Mapping[str, Any]) -> dict[str, Any]:

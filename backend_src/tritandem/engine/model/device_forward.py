@@ -18,16 +18,17 @@ from ..attention.registry import choose_attention
 from ..rows.state import SlotState
 from .experts.registry import use_products
 from .fused import DecodeRows, FusedDecoder
-from .linear.interface import Unfusable
+from .linear.interface import Rounding, Unfusable
 from .loader import LoadedModel
 from .packed import KvCache, PackedForward
-from .quantized.loading import rounds_activations, unpack_model
+from .quantized.loading import unpack_model
 from .states.cache import StateCache
 
 log = logging.getLogger(__name__)
 
 PROBE_TOKENS = 40
 PROBE_BLOCK_TOKENS = 16
+ROUNDING = 0.1  # FP8 leaves 2.6 % of random values, 4 of what a gate makes of them
 PROBE_BLOCKS = 1 + -(-(PROBE_TOKENS + 1) // PROBE_BLOCK_TOKENS)
 
 
@@ -66,7 +67,7 @@ class DeviceForward:
                 fused = FusedDecoder(
                     model, loaded.layers, cache, attention, loaded.max_context_tokens, _can_overlap(device)
                 )
-                _check_agreement(fused, self._packed, loaded.vocab_size, rounds_activations(model))
+                _check_agreement(fused, self._packed, loaded.vocab_size)
                 self._fused = fused
             except Unfusable as reason:
                 log.info("the model runs on transformers' own code: %s", reason)
@@ -151,9 +152,12 @@ def _decode_rows(state: SlotState, block_tokens: int, rows: torch.Tensor, contex
 
 
 @torch.inference_mode()
-def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int, rounds: bool = False) -> None:
-    """A prefill and a decode step of both twins on the same tokens. `rounds`: the fused one multiplies activations in
-    FP8. Raises Unfusable when they differ."""
+def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
+    """A prefill and a decode step of both twins on the same tokens, nothing rounded: over many layers roundings of
+    random weights add up to half of the result. Those are judged one by one. Raises Unfusable when they differ."""
+    for product in fused.products():
+        if isinstance(product, Rounding) and not (error := product.rounding_error()) <= ROUNDING:
+            raise Unfusable(f"a product in FP8 differs by {error:.1e} (relative), allowed: {ROUNDING:.0e}")
     device, dtype = packed.cache.keys[0].device, packed.cache.keys[0].dtype
     ids = torch.arange(PROBE_TOKENS + 1, device=device) * 7919 % vocab_size
     positions = torch.arange(PROBE_TOKENS + 1, device=device)
@@ -177,9 +181,12 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
         packed.logits(ids[first], positions[first], last, prompt),
         packed.logits(ids[second], positions[second], zero, step),
     ]
-    got = [fused.prefill(ids[first], positions[first], last, prompt), fused.decode(ids[second], DecodeRows(zero, step))]
+    got = [
+        fused.prefill(ids[first], positions[first], last, prompt, rounds=False),
+        fused.decode(ids[second], DecodeRows(zero, step)),
+    ]
     # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
-    limit = 1e-3 if dtype == torch.float32 else 0.4 if rounds else 0.15
+    limit = 1e-3 if dtype == torch.float32 else 0.15
     for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):
         error = float((ours.float() - theirs).norm() / theirs.norm())
         if not error <= limit:

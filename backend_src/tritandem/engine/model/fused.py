@@ -8,6 +8,7 @@ leave the model usable by its own code. Fixed shapes, no synchronisation.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,13 @@ class FusedDecoder:
         cos, sin = _rotary_tables(body.rotary_emb, shapes[0].head_dim, max_positions, self._embedding)
         self._layers = [self._merge(layer, shape, cos, sin) for layer, shape in zip(body.layers, shapes, strict=True)]
 
+    def products(self) -> Iterator[object]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out)
+            if isinstance(layer.feed_forward, _GatedMlp):
+                yield from (layer.feed_forward.gate_up, layer.feed_forward.down)
+        yield self._head
+
     def decode(self, ids: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
         """One token a row: `ids` int64 [S]. Stores the new K and V; logits [S, V] in the model's dtype."""
         residual = F.embedding(ids, self._embedding)
@@ -101,13 +109,14 @@ class FusedDecoder:
         logit_rows: torch.Tensor,
         batch: AttentionBatch,
         decode: DecodeRows | None = None,
+        rounds: bool = True,
     ) -> torch.Tensor:
         """Packed chunks, with `decode` behind its S rows of one token: one pass over the weights for both.
 
         `ids` int64 [S + T]; `positions` int64 [T] and `batch` are those of the chunks alone. Stores K and V; logits
-        [R, V] after the packed tokens `logit_rows` int64 [R], counted from the first decode row.
+        [R, V] after the packed tokens `logit_rows` int64 [R], counted from the first decode row. `rounds`: of `How`.
         """
-        how = How()
+        how = How(rounds=rounds)
         count = decode.table_rows.shape[0] if decode is not None else 0
         residual = F.embedding(ids, self._embedding)
         delta: torch.Tensor | None = None

@@ -15,10 +15,14 @@ import triton.language as tl
 
 
 @triton.jit
-def _store_row(wide, out, scale_out, row, columns, ok, K: tl.constexpr):
-    """A row as FP8, its largest value at the end of the range, and the scale that undoes it; zeros get the scale 1."""
-    largest = tl.max(tl.abs(wide), axis=0)
-    scale = tl.where(largest > 0.0, largest / 448.0, 1.0)
+def _store_row(wide, out, scale_out, static_scale, row, columns, ok, K: tl.constexpr, STATIC: tl.constexpr):
+    """A row as FP8 and the scale that undoes it: with STATIC the one given, what lies beyond is cut; else the row's
+    largest value lies at the end of the range, and zeros get the scale 1."""
+    if STATIC:
+        scale = static_scale
+    else:
+        largest = tl.max(tl.abs(wide), axis=0)
+        scale = tl.where(largest > 0.0, largest / 448.0, 1.0)
     near = tl.minimum(tl.maximum(wide / scale, -448.0), 448.0)
     tl.store(out + row * K + columns, near.to(out.dtype.element_ty), mask=ok)
     tl.store(scale_out + row, scale)
@@ -31,10 +35,12 @@ def add_norm_fp8_kernel(
     weight,  # [K]
     out,  # FP8 [T, K]
     scale_out,  # float32 [T]
+    static_scale,  # STATIC
     eps,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_ADD: tl.constexpr,
+    STATIC: tl.constexpr,
 ):
     """residual += x; out * scale_out = rms_norm(residual) * weight."""
     row = tl.program_id(0).to(tl.int64)
@@ -47,17 +53,17 @@ def add_norm_fp8_kernel(
     wide = value.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, axis=0) / K + eps)
     normed = wide * factor * tl.load(weight + columns, mask=ok, other=0.0).to(tl.float32)
-    _store_row(normed, out, scale_out, row, columns, ok, K)
+    _store_row(normed, out, scale_out, static_scale, row, columns, ok, K, STATIC)
 
 
 @triton.jit
-def rows_fp8_kernel(x, out, scale_out, K: tl.constexpr, BLOCK_K: tl.constexpr):
+def rows_fp8_kernel(x, out, scale_out, static_scale, K: tl.constexpr, BLOCK_K: tl.constexpr, STATIC: tl.constexpr):
     """out [T, K] * scale_out [T] = x [T, K]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_K)
     ok = columns < K
     wide = tl.load(x + row * K + columns, mask=ok, other=0.0).to(tl.float32)
-    _store_row(wide, out, scale_out, row, columns, ok, K)
+    _store_row(wide, out, scale_out, static_scale, row, columns, ok, K, STATIC)
 
 
 @triton.jit
@@ -67,10 +73,12 @@ def gate_fp8_kernel(
     column_scales,  # HAS_SCALES: [2 * N]
     out,  # [T, N], FP8 with TO_FP8
     scale_out,  # TO_FP8: float32 [T]
+    static_scale,  # STATIC
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     TO_FP8: tl.constexpr,
+    STATIC: tl.constexpr,
 ):
     """out [* scale_out] = silu(gate) * up, a whole row a program; with HAS_SCALES `gate_up` lacks its scales."""
     row = tl.program_id(0).to(tl.int64)
@@ -84,7 +92,7 @@ def gate_fp8_kernel(
         up *= scale * tl.load(column_scales + N + columns, mask=ok, other=0.0).to(tl.float32)
     wide = gate * tl.sigmoid(gate) * up
     if TO_FP8:
-        _store_row(wide, out, scale_out, row, columns, ok, N)
+        _store_row(wide, out, scale_out, static_scale, row, columns, ok, N, STATIC)
     else:
         tl.store(out + row * N + columns, wide.to(out.dtype.element_ty), mask=ok)
 

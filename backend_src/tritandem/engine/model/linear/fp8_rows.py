@@ -37,8 +37,10 @@ class Product:
     row_scales: torch.Tensor | None
 
 
-def add_norm_fp8(delta: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> Fp8Rows:
-    """residual [T, K] += delta, in place; returns its RMS norm."""
+def add_norm_fp8(
+    delta: torch.Tensor | None, residual: torch.Tensor, norm: Norm, static_scale: float | None = None
+) -> Fp8Rows:
+    """residual [T, K] += delta, in place; returns its RMS norm. `static_scale`: of every row; None: each its own."""
     rows, width = residual.shape
     made = _empty(residual, width)
     add_norm_fp8_kernel[(rows,)](
@@ -47,20 +49,29 @@ def add_norm_fp8(delta: torch.Tensor | None, residual: torch.Tensor, norm: Norm)
         norm.weight,
         made.values,
         made.scales,
+        static_scale or 1.0,
         norm.eps,
         K=width,
         BLOCK_K=next_power_of_2(width),
         HAS_ADD=delta is not None,
+        STATIC=static_scale is not None,
         num_warps=_warps(width),
     )
     return made
 
 
-def rows_fp8(x: torch.Tensor) -> Fp8Rows:
+def rows_fp8(x: torch.Tensor, static_scale: float | None = None) -> Fp8Rows:
     rows, width = x.shape
     made = _empty(x, width)
     rows_fp8_kernel[(rows,)](
-        x, made.values, made.scales, K=width, BLOCK_K=next_power_of_2(width), num_warps=_warps(width)
+        x,
+        made.values,
+        made.scales,
+        static_scale or 1.0,
+        K=width,
+        BLOCK_K=next_power_of_2(width),
+        STATIC=static_scale is not None,
+        num_warps=_warps(width),
     )
     return made
 
@@ -78,8 +89,10 @@ def multiply(x: Fp8Rows, weight: PackedWeight, one: torch.Tensor, dtype: torch.d
     return Product(full.to(dtype), None)
 
 
-def gate(product: Product, weight: PackedWeight, dtype: torch.dtype, to_fp8: bool) -> torch.Tensor | Fp8Rows:
-    """silu(gate) * up of a product [T, 2 * N], gate first."""
+def gate(
+    product: Product, weight: PackedWeight, dtype: torch.dtype, to_fp8: bool, static_scale: float | None = None
+) -> torch.Tensor | Fp8Rows:
+    """silu(gate) * up of a product [T, 2 * N], gate first; in FP8 under `static_scale`, None: a scale a row."""
     rows, width = product.values.shape[0], product.values.shape[1] // 2
     scaled = product.row_scales is not None
     made = _empty(product.values, width) if to_fp8 else None
@@ -90,10 +103,12 @@ def gate(product: Product, weight: PackedWeight, dtype: torch.dtype, to_fp8: boo
         weight.scales,
         out,
         made.scales if made is not None else weight.scales,
+        static_scale or 1.0,
         N=width,
         BLOCK_N=next_power_of_2(width),
         HAS_SCALES=scaled,
         TO_FP8=to_fp8,
+        STATIC=static_scale is not None,
         num_warps=_warps(width),
     )
     return made if made is not None else out

@@ -27,10 +27,12 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class How:
     """`fuse`: the products of a decode step, where launches are what costs. `overlap`: a launch may begin while the
-    kernel before it ends (it waits before it reads); so may every kernel between."""
+    kernel before it ends (it waits before it reads); so may every kernel between. `rounds`: activations may be rounded
+    to what a quantized weight is multiplied by fastest."""
 
     fuse: bool = False
     overlap: bool = False
+    rounds: bool = True
 
 
 class NormedLinear(Protocol):
@@ -51,6 +53,14 @@ class Feeding(Protocol):
 
     def feed(self, following: ResidualLinear) -> None:
         """Once, before the first call."""
+
+
+@runtime_checkable
+class Rounding(Protocol):
+    """A product that rounds activations where rows are many."""
+
+    def rounding_error(self) -> float:
+        """Of its result, relative, for random inputs and none of their calibrated scales; 0: it rounds nothing."""
 
 
 class ResidualLinear(Protocol):

@@ -34,7 +34,10 @@ def _fp8(layer: StoredLayer, parts: Parts, quantization: Quantization) -> Quanti
         scale = scale.reshape(-1, 1).expand(rows, 1)
     else:
         scale = scale.repeat_interleave(quantization.block[0], dim=0)[:rows]
-    return QuantizedWeight(parts["weight"], scale.contiguous(), layer.group)
+    given = [float(parts[part]) for part in ("input_scale", "activation_scale") if part in parts]
+    if given and not 0.0 < given[0] < float("inf"):
+        raise ValueError(f"its input_scale is {given[0]}")
+    return QuantizedWeight(parts["weight"], scale.contiguous(), layer.group, input_scale=given[0] if given else None)
 
 
 def _compressed(layer: StoredLayer, parts: Parts, quantization: Quantization) -> QuantizedWeight:

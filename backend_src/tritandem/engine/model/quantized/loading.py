@@ -113,12 +113,6 @@ def unpack_model(model: PreTrainedModel, on_progress: Callable[[str], None]) -> 
         on_progress(f"{len(packed)} layers unpacked to {model.dtype}: {size / GB:.2f} GB")
 
 
-def rounds_activations(model: PreTrainedModel) -> bool:
-    """Whether the products of this model multiply FP8 by FP8 where rows are many."""
-    packed = (module.packed for module in model.modules() if isinstance(module, PackedLinear))
-    return model.dtype != torch.float32 and any(weight.by_row for weight in packed)
-
-
 def _quantize(name: str, weight: torch.Tensor, kind: str) -> QuantizedWeight:
     if kind == "fp8":
         return quantize_fp8(weight)

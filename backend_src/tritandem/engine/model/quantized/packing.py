@@ -7,7 +7,7 @@ either half of a tile of bytes is a tile of neighbours. Knows nothing about kern
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,6 +24,7 @@ class PackedWeight:
 
     `values`: FP8 [N, K], or uint8 [N, K / 2] of codes. `scales` [N, G], float32, for codes any float type that holds
     them exactly; `zeros` uint8 [N, G], None: 8 for codes, 0 for FP8. `order` int32 [K], None: as they stand.
+    `input_scale` as in `QuantizedWeight`.
     """
 
     values: torch.Tensor
@@ -33,6 +34,7 @@ class PackedWeight:
     span: int
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    input_scale: float | None = None
 
     @property
     def rows(self) -> int:
@@ -65,8 +67,7 @@ class PackedWeight:
     def part(self, first: int, last: int) -> PackedWeight:
         """Rows [first, last), as views."""
         zeros = self.zeros[first:last] if self.zeros is not None else None
-        held = (self.values[first:last], self.scales[first:last])
-        return PackedWeight(*held, self.inner, self.group, self.span, zeros, self.order)
+        return replace(self, values=self.values[first:last], scales=self.scales[first:last], zeros=zeros)
 
 
 def pack(weight: QuantizedWeight) -> PackedWeight:
@@ -83,7 +84,8 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     if weight.is_fp8:
         if inner % 16 or (group < inner and group not in SPANS):
             raise ValueError(f"{inner} inputs in groups of {group}")
-        return PackedWeight(values, weight.scales, inner, group, group if group < inner else SPANS[0], None, order)
+        wide = group if group < inner else SPANS[0]
+        return PackedWeight(values, weight.scales, inner, group, wide, None, order, weight.input_scale)
     span = next((s for s in SPANS if inner % (2 * s) == 0 and group % s == 0), None)
     if span is None:
         raise ValueError(f"{inner} inputs in groups of {group}")
@@ -92,7 +94,9 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
 
 
 def merge(parts: Sequence[PackedWeight]) -> PackedWeight:
-    """One under the other. Raises ValueError for weights of different forms."""
+    """One under the other. Their inputs are the same: of several scales of those the largest holds all of them.
+
+    Raises ValueError for weights of different forms."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -104,8 +108,12 @@ def merge(parts: Sequence[PackedWeight]) -> PackedWeight:
     if len({s.dtype for s in scales}) > 1:
         scales = [s.float() for s in scales]
     zeros = torch.cat([p.zeros for p in parts if p.zeros is not None]) if first.zeros is not None else None
+    static = [p.input_scale for p in parts if p.input_scale is not None]
+    input_scale = max(static) if len(static) == len(parts) else None
     values = torch.cat([p.values for p in parts])
-    return PackedWeight(values, torch.cat(scales), first.inner, first.group, first.span, zeros, first.order)
+    return PackedWeight(
+        values, torch.cat(scales), first.inner, first.group, first.span, zeros, first.order, input_scale
+    )
 
 
 class PackedLinear(nn.Module):

@@ -20,7 +20,8 @@ class QuantizedWeight:
 
     `values` [N, K]: FP8, or uint8 codes 0 to 15. `scales` float32 [N, G] and `zeros` uint8 [N, G] (None: `MIDDLE` for
     codes, 0 for FP8). Groups are `group` neighbours along K, the last perhaps fewer; with `order` int64 [K] (act order)
-    the group of k is order[k] instead.
+    the group of k is order[k] instead. `input_scale`: what its inputs are to be divided by where they are rounded to
+    FP8, for all tokens alike; None: each token has its own.
     """
 
     values: torch.Tensor
@@ -28,6 +29,7 @@ class QuantizedWeight:
     group: int
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    input_scale: float | None = None
 
     @property
     def is_fp8(self) -> bool:
