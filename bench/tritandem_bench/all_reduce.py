@@ -21,13 +21,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from tritandem.engine.parallel.interface import LOADING_PATIENCE_S, STEP_PATIENCE_S, Exchange, Sizes
+from tritandem.engine.parallel.interface import STEP_PATIENCE_S, Exchange, Sizes
 from tritandem.engine.parallel.registry import make_exchanges, make_ranks
 from tritandem.engine.runners.streams import cuda_event, cuda_stream
 from tritandem.machine.device import Device
 from tritandem_loadtest.metrics import percentile
 
 Row = dict[str, float]
+_REPLAYS_AT_ONCE = 256
+_GIVE_UP_S = 10.0
 
 
 def default_devices() -> str:
@@ -51,6 +53,7 @@ class OnGpus:
     def __init__(self, devices: Sequence[torch.device], exchanges: Sequence[Exchange], calls: int) -> None:
         self.devices, self.exchanges, self.calls = devices, exchanges, calls
         self.streams = [cuda_stream(device) for device in devices]
+        self._kept: list[Any] = []
 
     def each(self, call: Callable[[int], object]) -> None:
         for rank, (device, stream) in enumerate(zip(self.devices, self.streams, strict=True)):
@@ -63,15 +66,7 @@ class OnGpus:
 
     def measure(self, rows: int, width: int, dtype: torch.dtype, replays: int) -> Row:
         """us of a call in a row of many, of a lone graph, and of the host between its first and last launch."""
-        parts = [torch.zeros((rows, width), dtype=dtype, device=device) for device in self.devices]
-        residuals = [torch.zeros_like(part) for part in parts]
-        self._patience(LOADING_PATIENCE_S)
-        self.each(lambda rank: self.exchanges[rank].add_sum(parts[rank], residuals[rank]))
-        self.finish()
-        graphs = [self._capture(rank, parts[rank], residuals[rank]) for rank in range(len(self.devices))]
-        self.each(lambda rank: graphs[rank].replay())
-        self._patience(STEP_PATIENCE_S)
-        self.finish()
+        graphs = self._graphs(rows, width, dtype)
         begin, end = cuda_event(timing=True), cuda_event(timing=True)
         with torch.cuda.device(self.devices[0]):
             begin.record(self.streams[0])
@@ -99,20 +94,40 @@ class OnGpus:
             "host_skew_us_p99": percentile(sorted(skews), 99),
         }
 
-    def endure(self, rows: int, width: int, dtype: torch.dtype, replays: int) -> float:
-        """So many replays of one graph; microseconds of each. What went wrong is in the exchange's `failed`."""
+    def endure(self, rows: int, width: int, dtype: torch.dtype, replays: int) -> Row:
+        """us of a replay over so many of them. What went wrong is in the exchange's `failed`."""
+        graphs = self._graphs(rows, width, dtype)
+        began, done = time.perf_counter(), 0
+        while done < replays and not self.exchanges[0].failed():
+            for _ in range(_REPLAYS_AT_ONCE):
+                self.each(lambda rank: graphs[rank].replay())
+            self.finish()
+            done += _REPLAYS_AT_ONCE
+        return {"replays": done, "us": (time.perf_counter() - began) * 1e6 / done}
+
+    def until_missed(self, rows: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
+        """The last rank does not come: how long until that is known, and what is said. Breaks the exchange."""
+        graphs = self._graphs(rows, width, dtype)
+        began = time.perf_counter()
+        self.each(lambda rank: graphs[rank].replay() if rank + 1 < len(self.devices) else None)
+        while (reason := self.exchanges[0].failed()) is None and time.perf_counter() - began < _GIVE_UP_S:
+            time.sleep(0.001)
+        known_s = time.perf_counter() - began
+        self.finish()
+        return {"known_s": known_s, "idle_s": time.perf_counter() - began, "reason": reason}
+
+    def _graphs(self, rows: int, width: int, dtype: torch.dtype) -> list[Any]:
+        """A graph a rank, once replayed by all of them; the tensors live as long as it."""
         parts = [torch.zeros((rows, width), dtype=dtype, device=device) for device in self.devices]
         residuals = [torch.zeros_like(part) for part in parts]
-        graphs = [self._capture(rank, parts[rank], residuals[rank]) for rank in range(len(self.devices))]
-        began = time.perf_counter()
-        for number in range(replays):
-            self.each(lambda rank: graphs[rank].replay())
-            if number % 256 == 255:
-                self.finish()
-                if self.exchanges[0].failed():
-                    break
+        self._patience(0)
+        self.each(lambda rank: self.exchanges[rank].add_sum(parts[rank], residuals[rank]))
         self.finish()
-        return (time.perf_counter() - began) * 1e6 / replays
+        graphs = [self._capture(rank, parts[rank], residuals[rank]) for rank in range(len(self.devices))]
+        self.each(lambda rank: graphs[rank].replay())
+        self._patience(STEP_PATIENCE_S)
+        self._kept.append((parts, residuals))
+        return graphs
 
     def _patience(self, seconds: float) -> None:
         for exchange in self.exchanges:
@@ -227,18 +242,27 @@ def _graph_us(call: Callable[[], object], calls: int, replays: int = 20) -> floa
 
 
 def measure(
-    devices: Sequence[torch.device], rows: Sequence[int], width: int, calls: int, replays: int
+    devices: Sequence[torch.device], rows: Sequence[int], width: int, calls: int, replays: int, endure: int
 ) -> dict[str, Any]:
-    dtype = torch.bfloat16 if devices[0].type == "cuda" else torch.float32
+    """`endure`: after that, so many replays of the first number of rows, and then a rank that does not come."""
+    on_gpus = devices[0].type == "cuda"
+    dtype = torch.bfloat16 if on_gpus else torch.float32
     exchanges = make_exchanges(make_ranks(devices), Sizes(max(rows), width, 1, width, dtype))
     found: dict[int, Row] = {}
+    more: dict[str, Any] = {}
+    gpus = OnGpus(devices, exchanges, calls) if on_gpus else None
     for height in rows:
-        if devices[0].type == "cuda":
-            found[height] = OnGpus(devices, exchanges, calls).measure(height, width, dtype, replays)
+        if gpus is not None:
+            found[height] = gpus.measure(height, width, dtype, replays)
         else:
             found[height] = measure_threads(exchanges, height, width, dtype, calls)
         if failed := exchanges[0].failed():
             raise SystemExit(f"{height} rows: {failed}")
+    if gpus is not None and endure:
+        more["endured"] = gpus.endure(rows[0], width, dtype, endure)
+        if failed := exchanges[0].failed():
+            raise SystemExit(f"{more}: {failed}")
+        more["a_rank_stopped"] = gpus.until_missed(rows[0], width, dtype)
     for exchange in exchanges:
         exchange.close()
     for height, row in others_us(devices, rows, width, calls).items():
@@ -249,6 +273,7 @@ def measure(
         "dtype": str(dtype).removeprefix("torch."),
         "calls_a_graph": calls,
         "rows": {str(height): {name: round(us, 2) for name, us in row.items()} for height, row in found.items()},
+        **more,
     }
 
 
@@ -268,14 +293,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--calls", type=int, default=64, help="of one graph")
     parser.add_argument("--replays", type=int, default=50)
+    parser.add_argument("--endure", type=int, default=0, help="so many replays more, and then a rank that stops")
     args = parser.parse_args(arguments)
     try:
         devices = torch_devices(args.devices)
     except ValueError as error:
         parser.error(str(error))
     rows = [int(count) for count in args.rows.split(",")]
-    found = measure(devices, rows, args.width, args.calls, args.replays)
+    found = measure(devices, rows, args.width, args.calls, args.replays, args.endure)
     print(table(found))
+    for name in ("endured", "a_rank_stopped"):
+        if name in found:
+            print(name, found[name])
     print(json.dumps(found))
 
 

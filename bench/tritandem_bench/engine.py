@@ -199,7 +199,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
-    device = resolve_device(args.device)
     batches = [int(size) for size in args.batch.split(",")]
     config = EngineConfig(
         device=args.device,
@@ -216,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     left_out = set(filter(None, args.without.split(",")))
     runs: dict[str, Callable[[list[Int32Array], int], Measurement]] = {}
     if {"generate", "generate_batch"} - left_out:
+        device = resolve_device(args.device)
         reference = load_reference(args.model, device, resolve_dtype(args.dtype, device), args.random_weights)
         runs["generate"] = partial(measure_transformers, "generate", plain_generate(reference))
         runs["generate_batch"] = partial(measure_transformers, "generate_batch", continuous_batching(reference))
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 measured = show(run(prompts, args.new_tokens))
                 best[name, size] = min(best.get((name, size), measured), measured, key=lambda m: m.total_s)
     service.close()
-    found = document(list(best.values()), str(device), torch.get_num_threads())
+    found = document(list(best.values()), args.device, torch.get_num_threads())
     print(table(found["rows"]))
     print(json.dumps(found))
 

@@ -52,6 +52,16 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 40_960,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "small-llama": {  # for trials of programs
+        "model_type": "llama",
+        "vocab_size": 2048,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+    },
     "small-hybrid": {  # Qwen3-Next's layers, fewer and narrower, without experts
         "model_type": "qwen3_next",
         "vocab_size": 151_936,
