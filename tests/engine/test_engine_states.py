@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForConditionalGeneration
 from tritandem.config import EngineConfig
 from tritandem.contracts.stream import FinishCode
+from tritandem.engine.host.forcing import Forcing
 from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.model.states import layers
 from tritandem.engine.model.states.cache import StateCache
@@ -30,6 +31,7 @@ from tests.engine.engine_rig import (
     request,
     tokens_of,
 )
+from tests.engine.structured_rig import begun, regex, structured
 from tests.fakes.delayed_runner import DelayedRunner
 from tools.pages.families import tiny_config
 
@@ -94,6 +96,19 @@ def test_a_step_that_broke_half_way_is_not_taken_in_twice(number: int, ahead: in
             assert "half-way" in answers[i].error
         else:
             assert answers[i].tokens == generate(KIND, ids, TOKENS)
+
+
+@pytest.mark.parametrize("number", range(2, 7))
+def test_a_forced_run_that_broke_half_way_is_not_taken_in_twice(number: int) -> None:
+    requests = [
+        structured(i, ids, regex("[a-z]{2}mmmmmm[a-z]{9}"), temperature=1.0, seed=i, max_tokens=30)
+        for i, ids in enumerate(prompts(2, seed=2, low=9))
+    ]
+    right = tokens_of(begun(Rig(make_runner(KIND), forcing=Forcing(least_run=0)), requests).run(()))
+    runner = make_runner(KIND)
+    broken = HalfAStep(runner, number)
+    assert tokens_of(begun(Rig(runner, forcing=Forcing()), requests).run(())) == right
+    assert broken.passes > number
 
 
 def test_states_have_the_size_that_is_told() -> None:

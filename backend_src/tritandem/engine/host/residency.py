@@ -146,7 +146,7 @@ class Residency:
         all tokens of its prefill.
         """
         self.changes.release(sequence.slot)
-        if sequence.forced_start:
+        if sequence.forced_start and not self._stateful:
             sequence.stored = sequence.forced_start
         else:
             assert sequence.promised == len(sequence.output_ids), "a step that decodes it is in flight"
