@@ -177,6 +177,19 @@ def test_devices_of_engines_are_looked_at_before_the_start(
     preflight.check_devices(ServeOptions(None, tmp_path, devices=several))
 
 
+def test_ranks_on_gpus_that_are_apart_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "why_no_device", lambda _: None)
+    monkeypatch.setattr(
+        preflight, "why_apart", lambda gpus: "GPU 0 cannot read GPU 1; an IOMMU is on" if len(set(gpus)) > 1 else None
+    )
+    for devices in ("cpu+cpu", "cuda:0+cuda:0", "cuda:1"):
+        preflight.check_devices(ServeOptions(None, tmp_path, devices=(DeviceGroup.parse(devices),)))
+    with pytest.raises(Refusal, match=r"--devices: given 'cuda:0\+cuda:1', but GPU 0 cannot read GPU 1; an IOMMU"):
+        preflight.check_devices(ServeOptions(None, tmp_path, devices=(DeviceGroup.parse("cuda:0+cuda:1"),)))
+
+
 @pytest.mark.parametrize(
     ("device", "problem"),
     [("cuda:7", "this process may use 1 GPU"), ("tpu", "given 'tpu': allowed: auto, cpu, cuda, cuda:N")],

@@ -17,6 +17,7 @@ from ..config import Config, load_config, with_placement, with_replaced
 from ..contracts.errors import ConfigError
 from ..host import Refusal
 from ..machine.device import FORMS, DeviceGroup, is_device
+from ..machine.peer_access import why_apart
 from ..model_facts import check_folder, read_folder
 from ..model_facts.quantization import read_quantization, refuse_twice
 from ..placement import plan_here, why_no_device
@@ -146,9 +147,11 @@ def check_devices(options: ServeOptions) -> None:
     for where, text in _devices(options):
         if not is_device(text):
             raise Refusal(f"{where}: given {text!r}", f"allowed: {FORMS}")
-        problems = [why_no_device(device) for device in DeviceGroup.parse(text).members]
-        if problem := next(filter(None, problems), None):
+        members = DeviceGroup.parse(text).members
+        if problem := next(filter(None, map(why_no_device, members)), None):
             raise Refusal(f"{where}: given {text!r}, but {problem}", f"allowed: {FORMS}, as far as they exist")
+        if problem := why_apart([device.number for device in members if device.kind == "cuda"]):
+            raise Refusal(f"{where}: given {text!r}, but {problem}", "allowed: GPUs that read each other's memory")
 
 
 def _devices(options: ServeOptions) -> list[tuple[str, str]]:
