@@ -37,6 +37,7 @@ TIERS = {
 SUB_ROOMS: dict[str, dict[str, int]] = {
     "engine": {
         "step": 0,
+        "kernels_ahead": 0,
         "prefetch_kernels": 0,
         "parallel": 1,
         "structure": 1,

@@ -135,9 +135,10 @@ class EngineConfig:
     attention: str = _setting("auto", "auto: paged where its kernels run", choices=("auto", "dense", "paged"))
     cuda_graphs: bool = _setting(True, "steps are replayed as CUDA Graphs")
     graph_capture: str = _setting(
-        "start",
-        "start: all sizes, measured; lazy: each on its first use, which pauses running streams",
-        choices=("start", "lazy"),
+        "idle",
+        "idle: those that are needed most before the engine is ready, the others while nothing runs; start: all of "
+        "them before it is ready",
+        choices=("idle", "start"),
     )
     compile: bool = _setting(True, "models of known form run on fused kernels; false: on transformers' own code")
     launch_ahead_steps: int = _setting(3, "replays launched before their tokens are read (CUDA only)", 0, 16)

@@ -124,6 +124,9 @@ class InstantRunner:
     def busy(self) -> bool:
         return False
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._unread.clear()
 

@@ -187,7 +187,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--random-weights", action="store_true", help="weights from the configuration alone")
     parser.add_argument("--quantization", default="none", help="of the engine: none, fp8, int4")
     parser.add_argument("--kv-dtype", default="auto", help="of the engine: auto, bf16, fp8_e4m3")
-    parser.add_argument("--graph-capture", default=EngineConfig().graph_capture, help="of the engine: start, lazy")
+    parser.add_argument("--graph-capture", default="start", help="of the engine: start, idle")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--structured", default="", help="shares of answers bound to JSON, in percent: 50,100")
     parser.add_argument("--without", default="", help="systems to leave out: generate, generate_batch")

@@ -143,6 +143,9 @@ class TimedRunner:
     def busy(self) -> bool:
         return self._free_ns > self.clock.now_ns
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._unread.clear()
 

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from tritandem.contracts.errors import EngineFailed, InvalidRequest
 from tritandem.contracts.stream import FinishCode, TokenBatch
+from tritandem.engine import service as service_module
 from tritandem.engine.service import EngineService
 from tritandem.engine.step import Runner, StepPlan, StepResult
 from tritandem.telemetry.heartbeat import Busy
 
 from tests.engine.engine_rig import VOCAB, Rig, make_runner, prompts, request
+from tests.fakes.arithmetic_runner import ArithmeticRunner
 
 WAIT_S = 20.0
 
@@ -45,6 +47,9 @@ class GatedRunner:
 
     def busy(self) -> bool:
         return self._inner.busy()
+
+    def prepare(self) -> bool:
+        return self._inner.prepare()
 
     def close(self) -> None:
         self.closed = True
@@ -85,6 +90,9 @@ class PacedRunner:
 
     def busy(self) -> bool:
         return time.monotonic_ns() < self._ends_ns
+
+    def prepare(self) -> bool:
+        return self._inner.prepare()
 
     def close(self) -> None:
         self._inner.close()
@@ -269,3 +277,56 @@ def test_the_answer_of_one_sequence_carries_its_cached_tokens_and_logprobs(
     cached, batch, token = seen[2]
     assert cached == 0
     assert batch.logprobs is None or np.isnan(batch.logprobs[token])
+
+
+class PreparingRunner(ArithmeticRunner):
+    """Has something to prepare, `left` times, and knows what is efficient afterwards; may fail at it."""
+
+    def __init__(self, left: int, defect: Exception | None = None) -> None:
+        super().__init__(num_slots=4, num_blocks=40)
+        self.left, self.defect, self.done = left, defect, threading.Event()
+        self.asked = 0
+
+    def prepare(self) -> bool:
+        assert not self.pending()
+        self.asked += 1
+        if self.defect is not None:
+            self.done.set()
+            raise self.defect
+        if not self.left:
+            self.done.set()
+            return False
+        self.left -= 1
+        self.spec = dataclasses.replace(self.spec, efficient_prefill_tokens=((4, 7),), pass_tokens=(7, 9))
+        return True
+
+
+def test_quiet_moments_are_used_and_steps_are_planned_by_what_was_found(
+    start: Callable[[Runner], EngineService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "QUIET_S", 0.05)
+    runner = PreparingRunner(left=5)
+    service = start(runner)
+    service.submit([request(1, range(9), max_tokens=20)])
+    assert not runner.done.wait(0.2)  # somebody still reads
+    asked = runner.asked
+    read_all(service)
+    assert runner.done.wait(WAIT_S)
+    assert (runner.left, runner.asked - asked) == (0, 6 - asked)
+    assert service._core.budget.efficient_tokens == ((4, 7),)
+    assert service._core.budget.pass_tokens == (7, 9)
+    service.submit([request(9, range(9), max_tokens=5)])
+    assert read_all(service)[9][1] == FinishCode.LENGTH
+    assert runner.asked == 6  # there is nothing left
+
+
+def test_what_cannot_be_prepared_costs_no_request(
+    start: Callable[[Runner], EngineService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "QUIET_S", 0.01)
+    runner = PreparingRunner(left=5, defect=RuntimeError("no memory"))
+    service = start(runner)
+    assert runner.done.wait(WAIT_S)
+    service.submit([request(1, range(9), max_tokens=5)])
+    assert read_all(service)[1][1] == FinishCode.LENGTH
+    assert runner.asked == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritandem.contracts.fields import SamplingParams
 from tritandem.engine.rows.layout import FIELDS, INIT_HEAD, INIT_WORDS, OFFSETS, ROW_WORDS
-from tritandem.engine.runners.pass_size import PassSize, rows_of_pass
+from tritandem.engine.runners.pass_size import DecodeSize, PassSize, rows_of_pass
 from tritandem.engine.runners.program import Part, Record, make_program
 from tritandem.engine.sampling.prompt_scores import scored_rows
 from tritandem.engine.step import GREEDY, PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
@@ -22,13 +22,13 @@ def chunk(slot: int, start: int, count: int, last: bool) -> PrefillChunk:
 
 
 def programmed(plan: StepPlan, told: tuple[int, ...] = (), size: PassSize | None = None):
-    return make_program(plan, told, SPEC, lambda rows, chunks: size, lambda rows: 8)
+    return make_program(plan, told, SPEC, lambda rows, chunks: size, lambda rows, features: DecodeSize(8, features))
 
 
 def test_a_steady_step_has_nothing_to_tell() -> None:
     program = programmed(StepPlan(1, decode_slots=[3, 5]), told=(3, 5))
     assert program.words is None
-    assert (program.bucket, program.size, program.eager) == (8, None, None)
+    assert (program.step, program.size, program.eager) == (DecodeSize(8, GREEDY), None, None)
     assert program.records == (Record(8, (Part((3, 5)),)),)
 
 
@@ -45,7 +45,7 @@ def test_a_pass_carries_the_decode_rows_and_reports_once(features: SamplingFeatu
     size = PassSize(rows=8, tokens=32)
     plan = StepPlan(1, prefill=[chunk(2, 0, 5, True), chunk(4, 0, 3, False)], decode_slots=[1], features=features)
     program = programmed(plan, size=size)
-    assert program.bucket == 0
+    assert program.step is None
     assert program.firsts == 1
     [record] = program.records
     assert record.rows == rows_of_pass(size, 1, features)
@@ -57,7 +57,7 @@ def test_a_pass_without_room_for_the_rows_leaves_them_a_step_of_their_own() -> N
     plan = StepPlan(1, prefill=[chunk(2, 0, 5, True)], decode_slots=[1])
     program = programmed(plan, size=PassSize(rows=0, tokens=32))
     assert [record.parts for record in program.records] == [(Part([2], first=0),), (Part((1,)),)]
-    assert program.bucket == 8
+    assert program.step == DecodeSize(8, GREEDY)
 
 
 def test_a_chunk_that_is_scored_runs_eagerly_with_whoever_is_beside_it() -> None:

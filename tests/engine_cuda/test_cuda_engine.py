@@ -177,10 +177,13 @@ FEATURES: dict[str, dict[str, Any]] = {
 def test_graph_and_eager_steps_give_equal_tokens(cuda_device: torch.device, name: str) -> None:
     options = FEATURES[name]
     requests = [request(i, ids, **options) for i, ids in enumerate(prompts(7, seed=5))]
-    replayed = answers(cuda_runner(), requests)
-    lazily = answers(cuda_runner(graph_capture="lazy"), requests)
+    runner = cuda_runner()
+    Rig(runner).run(requests)  # what it asks for is captured in the idle moment behind it
+    while runner.prepare():
+        pass
+    replayed = answers(runner, requests)
     eager = answers(cuda_runner(cuda_graphs=False), requests)
-    assert tokens_of(replayed) == tokens_of(lazily) == tokens_of(eager)
+    assert tokens_of(replayed) == tokens_of(eager)
     assert [replayed[i].top_ids for i in replayed] == [eager[i].top_ids for i in eager]
 
 

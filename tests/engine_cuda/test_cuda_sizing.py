@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tritandem.contracts.errors import ConfigError
-from tritandem.engine.runners.graphs import batch_buckets
 from tritandem.engine.runners.memory import choose_num_blocks
+from tritandem.engine.runners.pass_size import batch_buckets
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 33, 100, 256, 1000])

@@ -20,7 +20,7 @@ from tests.engine_cuda.test_cuda_engine import FEATURES, cuda_runner, loaded
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("config", [{}, {"graph_capture": "lazy"}, {"cuda_graphs": False}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"graph_capture": "start"}, {"cuda_graphs": False}], ids=str)
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_answers_match_their_expressions_and_others_are_as_ever(
     cuda_device: torch.device, config: dict[str, Any], ahead: int
@@ -62,7 +62,7 @@ def test_with_every_other_feature_tokens_equal_those_of_the_cpu(
     assert "it runs eagerly" not in caplog.text  # a choice that cannot be captured would wait for the host twice
 
 
-@pytest.mark.parametrize("config", [{}, {"graph_capture": "lazy"}, {"cuda_graphs": False}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"graph_capture": "start"}, {"cuda_graphs": False}], ids=str)
 def test_answers_by_tables_equal_those_by_masks(cuda_device: torch.device, config: dict[str, Any]) -> None:
     requests = mixture(24)
     tabled, masked = cuda_runner(**config), cuda_runner(**config)

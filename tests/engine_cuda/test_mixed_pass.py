@@ -200,7 +200,7 @@ def test_a_pass_chooses_what_is_chosen_behind_it(kernel_device: torch.device, na
 
 @pytest.mark.gpu
 def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
-    from tritandem.engine.runners.pass_size import PassSize
+    from tritandem.engine.runners.pass_size import ChoiceSize, PassSize
 
     with torch.inference_mode():
         bench, other = (Bench(LlamaConfig(**SHAPE), kernel_device) for _ in range(2))
@@ -208,8 +208,8 @@ def test_a_rehearsal_leaves_no_trace(kernel_device: torch.device) -> None:
             b.state.remaining[:SLOTS] = 9
             b.mixed([], [chunk(1, 0, 9)], 0, 32, SamplingFeatures())
         for rows in (0, SLOTS):
-            bench.passes._enqueue(PassSize(rows, 32), rehearsal=True)
-            bench.passes._choose(rows, rows + 4, FEATURES["sampled"], rehearsal=True)
+            bench.passes.work(PassSize(rows, 32))(True)
+            bench.passes.work(ChoiceSize(rows, rows + 4, FEATURES["sampled"]))(True)
         assert_same_rows(bench.state, other.state)
         assert torch.equal(bench.report.ring, other.report.ring)
         assert int(bench.report.record) == 1

@@ -125,6 +125,9 @@ class ArithmeticRunner:
     def busy(self) -> bool:
         return False
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

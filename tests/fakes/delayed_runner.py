@@ -53,6 +53,9 @@ class DelayedRunner:
     def busy(self) -> bool:
         return self.pending() > 0
 
+    def prepare(self) -> bool:
+        return self._inner.prepare()
+
     def close(self) -> None:
         self._unread.clear()
         self._inner.close()

@@ -38,5 +38,8 @@ class PoisonedRunner:
     def busy(self) -> bool:
         return self._inner.busy()
 
+    def prepare(self) -> bool:
+        return self._inner.prepare()
+
     def close(self) -> None:
         self._inner.close()

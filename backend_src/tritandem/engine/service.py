@@ -28,6 +28,7 @@ from .structure.preparing import OpenVocabulary, Prepared, Preparer
 
 MAX_LIVE_SEQUENCES = 16384
 LONGEST_LOOK_S = 0.001  # between looks at a device that may be done before it is expected to
+QUIET_S = 0.5  # without work, before the runner prepares: whoever comes right behind another shall not wait for it
 CORE_THREAD = "engine-core"  # launches steps; may be given a core of its own
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class EngineService:
         self._live_ids: set[int] = set()
         self._load = self._core.load()
         self._closing = False
+        self._unprepared = True  # as far as is known
         self._thread = threading.Thread(target=self._run, name=CORE_THREAD, daemon=True)
         self._thread.start()
 
@@ -161,10 +163,24 @@ class EngineService:
         core.runner.close()
 
     def _wait_for_work(self) -> bool:
-        """False when closing."""
-        with self._mail:
-            self._mail.wait_for(self._has_work)
-            return not self._closing
+        """In quiet moments the runner prepares what later steps run faster with. False when closing."""
+        wait_s: float | None = QUIET_S if self._unprepared else None
+        while True:
+            with self._mail:
+                if self._mail.wait_for(self._has_work, wait_s):
+                    return not self._closing
+                quiet = not self._live_ids
+            if quiet:
+                self._unprepared = self._prepare()
+            wait_s = (0.0 if quiet else QUIET_S) if self._unprepared else None
+
+    def _prepare(self) -> bool:
+        try:
+            with self._in_step:
+                return self._core.prepare()
+        except Exception:  # steps go on with what there is
+            log.exception("nothing more is prepared")
+            return False
 
     def _wait_for_company(self) -> None:
         """A launch is not made before it is due: whoever arrives until then is in its step."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..step import RunnerSpec
 from .sequence import SequenceState
 
 FEW_DECODING = 8
+RESERVE_BLOCKS = 8
 TURNOVER_MARGIN = 1.2  # prompts may come in at so many times the pace at which sequences end
 GROWTH_S = 0.5  # and faster by as much again for each so long that they have waited for it
 SCORED_TOKENS = 256  # of prompts whose own tokens are scored, in a step: each takes a row of logits
@@ -55,6 +57,18 @@ class Budget:
     block_tokens: int
     reserve_blocks: int  # taken at once where there is room, so that later steps need none
     pass_tokens: Sequence[int] = ()  # what a step's prompt tokens are padded to, ascending
+
+    @classmethod
+    def of(cls, spec: RunnerSpec) -> Budget:
+        return cls(
+            spec.prefill_tokens_per_step,
+            spec.interleaved_prefill_tokens,
+            spec.stretched_prefill_tokens,
+            spec.efficient_prefill_tokens,
+            spec.block_tokens,
+            RESERVE_BLOCKS,
+            spec.pass_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ from .pace import Pace
 from .residency import Residency
 from .sequence import NO_SLOT, SequenceState, features_of
 
-RESERVE_BLOCKS = 8
-
 _NOT_ALLOWED = "a token was chosen that the structure does not allow"
 
 
@@ -58,15 +56,7 @@ class EngineCore:
         spec = runner.spec
         self.spec, self.runner, self.outbox = spec, runner, outbox
         self.residency = Residency(spec, prefix_cache)
-        self.budget = Budget(
-            spec.prefill_tokens_per_step,
-            spec.interleaved_prefill_tokens,
-            spec.stretched_prefill_tokens,
-            spec.efficient_prefill_tokens,
-            spec.block_tokens,
-            RESERVE_BLOCKS,
-            spec.pass_tokens,
-        )
+        self.budget = Budget.of(spec)
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
         self._live: dict[int, SequenceState] = {}
@@ -126,6 +116,15 @@ class EngineCore:
             self._serve_masks()
             self._force(applied.rows)
             wait = False
+
+    def prepare(self) -> bool:
+        """Between two steps of nobody: the runner makes ready what later ones run faster with; whether there is more
+        of it. Sizes of the cache stay as they are, what is efficient may become known."""
+        more = self.runner.prepare()
+        if self.runner.spec is not self.spec:
+            self.spec = self.runner.spec
+            self.budget = Budget.of(self.spec)
+        return more
 
     def launch_due_ns(self, arrivals: bool) -> int:
         """Until when (monotonic ns) the next round may wait for sequences that then join its step; 0: not at all.

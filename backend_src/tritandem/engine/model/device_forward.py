@@ -15,6 +15,7 @@ from ...config import EngineConfig
 from ..attention.interface import AttentionBatch, Heads
 from ..attention.kv_type import resolve_kv_type
 from ..attention.registry import choose_attention
+from ..kernels_ahead import KernelsAhead
 from ..rows.state import SlotState
 from .experts.registry import use_products
 from .fused import DecodeRows, FusedDecoder
@@ -36,10 +37,15 @@ class DeviceForward:
     """Logits of prefill chunks and of decode rows, whose context is found through the slot rows."""
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, max_rows: int, on_progress: Callable[[str], None]
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        max_rows: int,
+        on_progress: Callable[[str], None],
+        ahead: KernelsAhead | None = None,
     ) -> None:
         """Starts on a tiny KV cache that serves the probe; `use` gives it the real one. The states of layers that have
-        one are there at once, for all rows."""
+        one are there at once, for all rows. `ahead`: compiles the probe's kernels, all at once."""
         model = loaded.model
         device = torch.device(model.device)
         kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
@@ -67,6 +73,10 @@ class DeviceForward:
                 fused = FusedDecoder(
                     model, loaded.layers, cache, attention, loaded.max_context_tokens, _can_overlap(device)
                 )
+                if ahead is not None:
+                    with ahead.walking() as walks:
+                        if walks:
+                            _probe(fused, self._packed, loaded.vocab_size)
                 _check_agreement(fused, self._packed, loaded.vocab_size)
                 self._fused = fused
             except Unfusable as reason:
@@ -152,21 +162,20 @@ def _decode_rows(state: SlotState, block_tokens: int, rows: torch.Tensor, contex
 
 
 @torch.inference_mode()
-def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
-    """A prefill and a decode step of both twins on the same tokens, nothing rounded: over many layers roundings of
-    random weights add up to half of the result. Those are judged one by one. Raises Unfusable when they differ."""
-    for product in fused.products():
-        if isinstance(product, Rounding) and not (error := product.rounding_error()) <= ROUNDING:
-            raise Unfusable(f"a product in FP8 differs by {error:.1e} (relative), allowed: {ROUNDING:.0e}")
-    device, dtype = packed.cache.keys[0].device, packed.cache.keys[0].dtype
+def _probe(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits of a prefill and of a decode step on the same tokens, nothing rounded: the fused twin's, the other's."""
+    device = packed.cache.keys[0].device
     ids = torch.arange(PROBE_TOKENS + 1, device=device) * 7919 % vocab_size
     positions = torch.arange(PROBE_TOKENS + 1, device=device)
     last = torch.tensor([PROBE_TOKENS - 1], device=device)
+    # As wide as tables are, whose width kernels are compiled for as so many times 16.
+    table = torch.zeros((1, 16), dtype=torch.int32, device=device)
+    table[0, : PROBE_BLOCKS - 1] = torch.arange(1, PROBE_BLOCKS, dtype=torch.int32, device=device)
 
     def batch(start: int, end: int) -> AttentionBatch:
         return AttentionBatch(
             slot_mapping=PROBE_BLOCK_TOKENS + positions[start:end],
-            block_tables=torch.arange(1, PROBE_BLOCKS, dtype=torch.int32, device=device)[None],
+            block_tables=table,
             context_lens=torch.tensor([end], dtype=torch.int32, device=device),
             query_starts=torch.tensor([0, end - start], dtype=torch.int32, device=device),
             max_query_tokens=end - start,
@@ -185,9 +194,19 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
         fused.prefill(ids[first], positions[first], last, prompt, rounds=False),
         fused.decode(ids[second], DecodeRows(zero, step)),
     ]
+    return list(zip(got, want, strict=True))
+
+
+@torch.inference_mode()
+def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int) -> None:
+    """Both twins on the same tokens, nothing rounded: over many layers roundings of random weights add up to half of
+    the result. Those are judged one by one. Raises Unfusable when they differ."""
+    for product in fused.products():
+        if isinstance(product, Rounding) and not (error := product.rounding_error()) <= ROUNDING:
+            raise Unfusable(f"a product in FP8 differs by {error:.1e} (relative), allowed: {ROUNDING:.0e}")
     # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
-    limit = 1e-3 if dtype == torch.float32 else 0.15
-    for name, ours, theirs in zip(("prefill", "decode"), got, want, strict=True):
+    limit = 1e-3 if packed.cache.keys[0].dtype == torch.float32 else 0.15
+    for name, (ours, theirs) in zip(("prefill", "decode"), _probe(fused, packed, vocab_size), strict=True):
         error = float((ours.float() - theirs).norm() / theirs.norm())
         if not error <= limit:
             raise Unfusable(f"its {name} logits differ by {error:.1e} (relative), allowed: {limit:.0e}")

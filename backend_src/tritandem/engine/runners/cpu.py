@@ -100,6 +100,9 @@ class CpuRunner:
     def busy(self) -> bool:
         return False
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._results.clear()
 

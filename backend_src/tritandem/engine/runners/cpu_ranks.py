@@ -55,6 +55,9 @@ class CpuRanks:
     def busy(self) -> bool:
         return False
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         for runner in self._runners:
             runner.close()

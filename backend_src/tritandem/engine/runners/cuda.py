@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from ..model.loader import LoadedModel
 from ..sampling.prompt_scores import host_scores
 from ..step import STRUCTURED, SamplingFeatures, StepFailed, StepPlan, StepResult
 from .device import RING_DEPTH, Device, Landing
+from .graph_sizes import capture_first
+from .pass_size import GraphSize
 from .program import Part, Record, make_program
 from .streams import cuda_event
 
@@ -59,14 +61,17 @@ class CudaRunner:
         on_progress: Callable[[str], None],
         meter: StepMeter | None = None,
     ) -> None:
-        try:
-            self.device = Device(loaded, config, on_progress)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(f"the model does not fit the memory of {loaded.model.device}: {error}") from error
-        self.spec = self.device.spec
-        self.masks = self.device.state.masks.numpy()
         self._told_rows: tuple[int, ...] = ()
         self._record = 0  # of the newest report that was launched
+        try:
+            self.device = Device(loaded, config, on_progress)
+            self.spec = self.device.spec
+            self.sizes = self.device.graph_sizes()
+            capture_first(self.sizes, self._capture, config.graph_capture == "start", on_progress)
+            self._note_costs()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(f"the model does not fit the memory of {loaded.model.device}: {error}") from error
+        self.masks = self.device.state.masks.numpy()
         self._in_flight: deque[_InFlight] = deque()
         self._read: deque[StepResult] = deque()
         self._newest_done: torch.cuda.Event | None = None
@@ -87,7 +92,7 @@ class CudaRunner:
         try:
             with torch.inference_mode(), torch.cuda.stream(device.streams.compute):
                 gap = self._gap()
-                program = make_program(plan, self._told_rows, self.spec, device.mixed.size, device.graphs.bucket)
+                program = make_program(plan, self._told_rows, self.spec, self.sizes.carrying, self.sizes.decode)
                 scores = device.execute(program)
                 done = cuda_event(blocking=True, timing=self._meter is not None)
                 done.record()
@@ -133,11 +138,32 @@ class CudaRunner:
         except RuntimeError:  # the device broke: `collect` says whose step that was
             return False
 
+    def prepare(self) -> bool:
+        size = self.sizes.next(self.device.captures.missed)
+        if size is None:
+            return False
+        assert not self.pending(), "a capture between the steps of a stream"
+        self._capture(size)
+        self._note_costs()
+        return True
+
     def close(self) -> None:
         self.device.masks_ready[0] = NO_WAIT
         self._in_flight.clear()
         self._read.clear()
         self.device.close()
+
+    # -- capturing -------------------------------------------------------------------------------------
+
+    def _capture(self, size: GraphSize) -> None:
+        done, ms = self.device.capture(size, self._record)
+        self.sizes.captured(size, ms) if done else self.sizes.refused(size)
+        self._told_rows = ()
+
+    def _note_costs(self) -> None:
+        if efficient := self.sizes.efficient_tokens():
+            passes = self.sizes.pass_tokens()
+            self.spec = replace(self.spec, efficient_prefill_tokens=efficient, pass_tokens=passes)
 
     # -- launching -------------------------------------------------------------------------------------
 

@@ -5,15 +5,14 @@ Owns the order of launches; decides nothing. A step is enqueued, never waited fo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ...config import EngineConfig
 from ...contracts.arrays import Int32Array
+from ..kernels_ahead import KernelsAhead
 from ..model.device_forward import DeviceForward
 from ..model.loader import LoadedModel
 from ..rows.inputs import PassInputs, spread
@@ -22,10 +21,20 @@ from ..rows.words import StepWords
 from ..sampling.prompt_scores import score_chunks, scored_rows
 from ..step import GREEDY, STRUCTURED, RunnerSpec, SamplingFeatures, mask_words
 from .decode_step import WORDS_PER_ROW, DecodeStep, Report
+from .graph_sizes import DRAWN, GraphSizes
 from .graphs import DecodeGraphs, GraphCache
 from .memory import cuda_spec, measure_and_allocate
 from .mixed_pass import MixedPasses
-from .pass_size import MAX_CHUNKS
+from .pass_size import (
+    MAX_CHUNKS,
+    ChoiceSize,
+    DecodeSize,
+    GraphSize,
+    PassSize,
+    batch_buckets,
+    row_buckets,
+    token_buckets,
+)
 from .program import EagerChunks, Program
 from .staging import StagingPool, choose_route
 from .streams import Streams, cuda_event
@@ -39,20 +48,22 @@ class Device:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
         """Raises ConfigError or torch.OutOfMemoryError when weights and one sequence do not fit."""
-        started = time.monotonic()
         self.name = torch.device(loaded.model.device)
         torch.cuda.set_device(self.name)
         self.streams = Streams(self.name)
         self.staging = StagingPool(self.name, lambda: cuda_event(blocking=True))
         self._max_rows = config.max_sequences or 256
         self._rehearsed: set[tuple[int, SamplingFeatures]] = set()  # choices of first tokens that run eagerly
+        ahead = KernelsAhead(self.name)
         with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
-            self._build(loaded, config, on_progress)
-            self._warm_up(config, on_progress)
-        on_progress(f"ready after {time.monotonic() - started:.1f} s on top of loading")
+            self._build(loaded, config, ahead, on_progress)
+            self._compile_ahead(ahead, on_progress)
+        ahead.close()
 
-    def _build(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
-        self.forward = DeviceForward(loaded, config, self._max_rows, on_progress)
+    def _build(
+        self, loaded: LoadedModel, config: EngineConfig, ahead: KernelsAhead, on_progress: Callable[[str], None]
+    ) -> None:
+        self.forward = DeviceForward(loaded, config, self._max_rows, on_progress, ahead)
         cache = measure_and_allocate(loaded, config, self.forward, self._max_rows, on_progress)
         self.forward.use(cache)
         self.spec: RunnerSpec = cuda_spec(loaded, config, cache.keys[0].shape[0], self._max_rows)
@@ -67,10 +78,9 @@ class Device:
         self.masks_ready, self.mask_waits = masks_ready.numpy(), mask_waits.numpy()
         self._report = Report(ring, record, masks_ready, mask_waits)
         self._step = DecodeStep(self.state, self._decode_forward, self._report, self._max_rows, MAX_CHUNKS)
-        nothing = torch.zeros(1, dtype=torch.int32, device=self.name)
-        spread(nothing, StepWords([], decode_rows=0), self.state, self._step.rows, None, False)  # compiles it now
+        self._nothing = torch.zeros(1, dtype=torch.int32, device=self.name)
         self.captures = GraphCache(self.streams.compute, config.cuda_graphs and self.forward.capturable)
-        self.graphs = DecodeGraphs(self.captures, self._step.enqueue, self._max_rows)
+        self.graphs = DecodeGraphs(self.captures, self._step.enqueue)
         self.mixed = MixedPasses(
             self.state,
             spec.block_tokens,
@@ -82,30 +92,54 @@ class Device:
             loaded.model.dtype,
         )
 
-    def _warm_up(self, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
-        if config.graph_capture == "lazy":
-            self.mixed.capture_lazily()
-        else:
-            self.graphs.warm_up(on_progress)
-            self.mixed.warm_up(self.graphs, on_progress)
-            self._report.record.zero_()  # replays that were measured have reported
-        if self.mixed.efficient_tokens:
-            self.spec = replace(
-                self.spec, efficient_prefill_tokens=self.mixed.efficient_tokens, pass_tokens=self.mixed.token_sizes
-            )
-        if self.captures.captured():
-            on_progress(
-                f"{self.captures.captured()} graphs took {self.captures.capture_s:.1f} s "
-                f"and {self.captures.capture_bytes / 2**20:.0f} MiB"
-            )
+    def graph_sizes(self) -> GraphSizes:
+        """Those that a device like this one captures."""
+        passes = self.spec.stretched_prefill_tokens if self.forward.fused else 0
+        return GraphSizes(self._max_rows, passes, self.captures.enabled)
+
+    def _compile_ahead(self, ahead: KernelsAhead, on_progress: Callable[[str], None]) -> None:
+        """Every kernel that steps of a fused model without rare features launch, whether they are captured or not."""
+        with ahead.walking() as walks:
+            if not (walks and self.forward.fused):
+                return
+            self._forget_rows(None)
+            for rows in batch_buckets(self._max_rows):
+                self._step.enqueue(rows, GREEDY, rehearsal=True)
+            for firsts in (1, 2, 16):  # a number is compiled for as one, as several or as so many times 16
+                nobody = torch.full((firsts,), self.state.pad_slot, device=self.name)
+                logits = self.mixed.logits[:1].expand(firsts, -1).clone()
+                for features in (GREEDY, DRAWN):
+                    self._step.choose(logits, nobody, features, decoding=0, rehearsal=True)
+            few = token_buckets(self.spec.stretched_prefill_tokens)[:2]
+            for size in (PassSize(rows, tokens) for rows in row_buckets(self._max_rows) for tokens in few):
+                self.mixed.work(size)(True)
+        ahead.finish(on_progress)
+
+    def capture(self, size: GraphSize, record: int) -> tuple[bool, float | None]:
+        """Capture a graph while nothing runs; `record` is the newest report that counts. Whether that worked, and the
+        device time of a greedy step or a pass whose rows are all idle. Which rows decode has to be told again."""
+        with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
+            self._forget_rows(self.mixed.inputs(size) if isinstance(size, PassSize) else None)
+            work = self.graphs.work(size) if isinstance(size, DecodeSize) else self.mixed.work(size)
+            if not self.captures.capture(size, work):
+                return False, None
+            if isinstance(size, ChoiceSize) or (isinstance(size, DecodeSize) and size.features != GREEDY):
+                return True, None
+            ms = self.captures.device_ms(size)
+            self._report.record.fill_(record)  # replays that were measured have reported
+            return True, ms
+
+    def _forget_rows(self, inputs: PassInputs | None) -> None:
+        """Nobody decodes, and nobody's prompt is in a pass's inputs."""
+        spread(self._nothing, StepWords([], decode_rows=0), self.state, self._step.rows, inputs, pick=True)
 
     def execute(self, program: Program) -> list[Landing]:
         """Enqueue a step on the current stream, which is `streams.compute`. Returns where the scores of prompts will
         stand once it has passed, chunk by chunk."""
         for place, table in program.tables:
             self._write_table(place, table)
-        if STRUCTURED in program.features.asked and program.bucket:
-            self.graphs.prepare(program.bucket, program.features)  # a capture waits for the device: before it waits
+        if STRUCTURED in program.features.asked and program.step is not None:
+            self.graphs.prepare(program.step)  # a kernel's first use waits for those that run: before they wait
         inputs = self._tell(program)
         scores: list[Landing] = []
         if program.copies:
@@ -114,8 +148,8 @@ class Device:
             self.mixed.run(program.size, program.firsts, program.features)
         elif inputs is not None and program.eager is not None:
             scores = self._prefill(program, program.eager, inputs)
-        if program.bucket:
-            self.graphs.run(program.bucket, program.features)
+        if program.step is not None:
+            self.graphs.run(program.step)
         for record in program.records:
             num_bytes = record.rows * 8
             self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)

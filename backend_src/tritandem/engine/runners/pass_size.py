@@ -1,12 +1,13 @@
-"""The sizes of passes that are captured as graphs, and which of them a step takes.
+"""The sizes of graphs: decode steps, passes with prefill, choices of tokens behind one; which passes are worth it.
 
 Pure; costs are measured elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..step import GREEDY, SamplingFeatures
 
@@ -31,6 +32,33 @@ class PassSize:
         return min(MAX_CHUNKS, max(4, self.tokens // _TOKENS_PER_CHUNK))
 
 
+class DecodeSize(NamedTuple):
+    """A decode step of its own."""
+
+    rows: int  # padding included
+    features: SamplingFeatures
+
+
+class ChoiceSize(NamedTuple):
+    """The choice of tokens behind a pass that does not choose them itself."""
+
+    rows: int  # decode rows of the pass
+    total: int  # rows of its record
+    features: SamplingFeatures
+
+
+GraphSize = DecodeSize | PassSize | ChoiceSize
+
+
+def batch_buckets(max_rows: int) -> list[int]:
+    """Batch sizes that get a graph of their own: fine steps where padding would cost most.
+
+    1, 2, 4, then multiples of 8 to 64, of 16 to 128, of 32 beyond; the last is `max_rows`.
+    """
+    sizes = {1, 2, 4, *range(8, 65, 8), *range(64, 129, 16), *range(128, max_rows + 1, 32), max_rows}
+    return sorted(size for size in sizes if size <= max_rows)
+
+
 def row_buckets(max_rows: int) -> list[int]:
     """Decode rows of a pass. Coarse: beside a chunk, rows cost little, and each bucket is a row of graphs."""
     return [0, *(size for size in _ROW_BUCKETS if size < max_rows), max_rows]
@@ -44,21 +72,27 @@ def token_buckets(max_tokens: int) -> list[int]:
     return [size for size in sizes if size < max_tokens] + [max_tokens]
 
 
-def cheapest(costs: Mapping[PassSize, float], decode_ms: Callable[[int], float]) -> dict[PassSize, PassSize]:
-    """For each size the one to run instead: more padding where a vendor's product of that height happens to be
-    slow (448 rows of an 8B model took 17 ms on an H200 and 512 took 14), or no decode rows where a pass for each
-    part is faster. `costs` and `decode_ms` (of a decode step over so many rows) in the same unit. Pure.
+def cheapest(
+    costs: Mapping[PassSize, float], decode_ms: Callable[[int], float], sizes: Collection[PassSize] | None = None
+) -> dict[PassSize, PassSize]:
+    """For each of `sizes` (None: those with a cost) the one to run instead: more padding where a vendor's product of
+    that height happens to be slow (448 rows of an 8B model took 17 ms on an H200 and 512 took 14), or where it is not
+    captured yet; or no decode rows where a pass for each part is faster. `costs` of those that are captured and
+    `decode_ms` (of a decode step over so many rows) in the same unit. Pure.
     """
     choices = {}
-    for size in costs:
-        fits = [other for other in costs if other.rows == size.rows and other.tokens >= size.tokens]
-        best = min(fits, key=costs.__getitem__)
-        apart = [other for other in costs if other.rows == 0 and other.tokens >= size.tokens]
-        if size.rows and apart:
-            alone = min(apart, key=costs.__getitem__)
-            if costs[alone] + decode_ms(size.rows) < costs[best]:
+    for size in costs if sizes is None else sizes:
+        holds = [other for other in costs if other.rows >= size.rows and other.tokens >= size.tokens]
+        beside = [other for other in holds if other.rows] if size.rows else holds
+        fewest = min((other.rows for other in beside), default=0)
+        best = min((other for other in beside if other.rows == fewest), key=costs.__getitem__, default=None)
+        if size.rows:
+            apart = [other for other in costs if other.rows == 0 and other.tokens >= size.tokens]
+            alone = min(apart, key=costs.__getitem__, default=None)
+            if alone is not None and (best is None or costs[alone] + decode_ms(size.rows) < costs[best]):
                 best = alone
-        choices[size] = best
+        if best is not None:
+            choices[size] = best
     return choices
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...contracts.arrays import Int32Array
 from ..rows.words import StepWords, pack_step
 from ..step import PrefillChunk, RunnerSpec, SamplingFeatures, SlotInit, StepPlan
-from .pass_size import PassSize, rows_of_pass
+from .pass_size import DecodeSize, PassSize, rows_of_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Program:
     size: PassSize | None  # of the captured pass that carries the chunks and, where it has rows, the decode rows
     firsts: int  # chunks of that pass that are their prompt's last
     eager: EagerChunks | None
-    bucket: int  # rows of a decode step of its own, padding included; 0: none
+    step: DecodeSize | None  # the decode step of its own, whose features may be more than those asked for
     features: SamplingFeatures
     decode_rows: tuple[int, ...]
     records: tuple[Record, ...]  # in the order in which they are written
@@ -63,10 +63,10 @@ def make_program(
     told_rows: tuple[int, ...],
     spec: RunnerSpec,
     pass_of: Callable[[int, Sequence[PrefillChunk]], PassSize | None],
-    bucket_of: Callable[[int], int],
+    step_of: Callable[[int, SamplingFeatures], DecodeSize],
 ) -> Program:
-    """`told_rows`: the decode rows that devices know already. `pass_of(decode rows, chunks)` and `bucket_of(rows)`
-    choose among what is captured."""
+    """`told_rows`: the decode rows that devices know already. `pass_of(decode rows, chunks)` and
+    `step_of(rows, features)` choose among what is captured."""
     rows, features = tuple(plan.decode_slots), plan.features
     scored = any(chunk.targets is not None for chunk in plan.prefill)
     size = pass_of(len(rows), plan.prefill) if plan.prefill and not scored else None
@@ -82,9 +82,9 @@ def make_program(
         eager = EagerChunks(longest, reach, len(firsts), plan.prefill if scored else ())
         if firsts:
             records.append(Record(len(firsts), (Part(firsts),)))
-    bucket = bucket_of(len(rows)) if rows and not (size is not None and size.rows) else 0
-    if bucket:
-        records.append(Record(bucket, (Part(rows),)))
+    step = step_of(len(rows), features) if rows and not (size is not None and size.rows) else None
+    if step is not None:
+        records.append(Record(step.rows, (Part(rows),)))
     return Program(
         words=pack_step(plan, bool(rows) and rows != told_rows, spec.max_context_tokens),
         rare=[init for init in plan.inits if init.rare],
@@ -92,7 +92,7 @@ def make_program(
         size=size,
         firsts=len(firsts),
         eager=eager,
-        bucket=bucket,
+        step=step,
         features=features,
         decode_rows=rows,
         records=tuple(records),
