@@ -54,6 +54,9 @@ class Accuracy:
 
 def read_ids(model: Path, texts: Sequence[Path], tokens: int) -> tuple[list[int], str]:
     """The first `tokens` ids of the texts, and the SHA-256 of all their bytes. Raises SystemExit for fewer."""
+    for name, path in (("--model", model / "tokenizer.json"), *(("--text", text) for text in texts)):
+        if not path.is_file():
+            raise SystemExit(f"{name}: given {path}, allowed: a file")
     data = b"".join(text.read_bytes() for text in texts)
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(data.decode(), add_special_tokens=False).ids
     if len(ids) < tokens:
@@ -110,7 +113,8 @@ def _round_rows(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ..
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
-    parser.add_argument("--text", type=Path, action="append", help=f"default: {' and '.join(map(str, TEXTS))}")
+    texts = f"default: {' and '.join(map(str, TEXTS))} of the project's folder"
+    parser.add_argument("--text", type=Path, action="append", help=texts)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens of a pass")
     args = parser.parse_args(arguments)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from tritandem_bench.accuracy import ROWS_TOO, compare, log_probs, rounded_model
+from tritandem_bench.accuracy import ROWS_TOO, compare, log_probs, main, rounded_model
 
 from tests.engine.quantized_folders import tiny_model
 
@@ -33,3 +35,12 @@ def test_finer_formats_are_nearer_to_the_whole_model_and_bits_are_counted() -> N
 def test_a_group_that_does_not_divide_the_inputs_is_named() -> None:
     with pytest.raises(ValueError, match="64 inputs"):
         rounded_model(tiny_model(), "INT4 g128")
+
+
+def test_what_is_not_there_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"--model: given .*tokenizer.json, allowed: a file"):
+        main(["--model", str(tmp_path)])
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(SystemExit, match=r"--text: given docs/scheduling\.md, allowed: a file"):
+        main(["--model", str(tmp_path)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -61,6 +62,13 @@ def test_a_folder_gives_the_tokens_of_transformers(llama_folder: Path) -> None:
         service.close()
     assert tokens == generate("llama", range(9), 12)
     assert any("loading weights" in message for message in progress)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("auto", []), ("fp8_e4m3", ["keys and values are kept as fp8_e4m3"])])
+def test_a_cpu_says_what_an_eight_bit_cache_does_there(llama_folder: Path, kind: str, told: list[str]) -> None:
+    progress: list[str] = []
+    build_engine(llama_folder, dataclasses.replace(CPU, kv_dtype=kind), progress.append).close()
+    assert [message.partition(":")[0] for message in progress if "keys and values" in message] == told
 
 
 def test_random_weights_come_from_the_configuration_and_the_seed(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ CASES: dict[str, tuple[Formats, str, Meaning]] = {
         ('The tag <tool_call> begins {"name": 7} and </tool_call> ends it. \n', "", []),
     ),
     "hermes, cut off": (Formats("hermes"), 'Yes <tool_call>{"name": "ad', ('Yes <tool_call>{"name": "ad', "", [])),
+    "hermes, cut off in the mark behind a call": (
+        Formats("hermes"),
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_cal',
+        ("", "", [("add", {"a": 1})]),
+    ),
+    "hermes, a call whose end is another word": (
+        Formats("hermes"),
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_x',
+        ("</tool_x", "", [("add", {"a": 1})]),
+    ),
     "llama": (
         Formats("llama3-json"),
         f'{{"name": "get_weather", "parameters": {CITY}}}; {{"name": "add", "parameters": {{"a": 1}}}}',

@@ -298,7 +298,8 @@ BAD_JSON = [
     ({"n": 0}, "n:"),
     ({"n": 129}, "n:"),
     ({"n": 2, "num_return_sequences": 3}, "n:"),
-    ({"best_of": 2}, "best_of:"),
+    ({"best_of": 2}, "best_of: given 2, allowed: 1, the value of n"),
+    ({"best_of": 5, "n": 3}, "best_of: given 5, allowed: 3"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"guided_json": 3}, "guided_json"),
 ]
@@ -397,6 +398,14 @@ def test_a_number_beyond_its_type_is_refused_not_cut(name: str) -> None:
             request(PROMPT, {name: written})
 
 
+def test_more_answers_than_the_engine_takes_at_once_are_refused_by_the_first_request_too() -> None:
+    asked = PROMPT | {"sampling_parameters": text('{"n": 3}')}
+    with pytest.raises(InvalidRequest, match="n: given 3, allowed: at most 2, the sequences"):
+        request(asked, limits=replace(LIMITS, max_sequences=2))
+    for unknown_or_enough in (0, 3):
+        assert request(asked, limits=replace(LIMITS, max_sequences=unknown_or_enough)).sampling.n == 3
+
+
 def test_neutral_values_of_other_servers_are_accepted() -> None:
     arrays = PROMPT | {
         "beam_width": one(1, np.int32),
@@ -405,6 +414,7 @@ def test_neutral_values_of_other_servers_are_accepted() -> None:
         "pad_id": one(50_256, np.int32),
     }
     request(arrays)
+    assert sampled(n=3, best_of=3).sampling.n == 3
     sampled(n=1, best_of="1", early_stopping=False, skip_special_tokens=True, length_penalty=1.0)
 
 

@@ -243,6 +243,9 @@ def build_engine(
         from .runners.cpu import CpuRunner
 
         runner = CpuRunner(load_model(model, config, on_progress), config, meter)
+        if config.kv_dtype != "auto":
+            kept = f"keys and values are kept as {config.kv_dtype}"
+            on_progress(f"{kept}: more blocks in the same memory, and every step converts what it reads")
     if on_cuda:
         limit_threads(config.threads)  # loading may use every core, steps need none
     preparer = None

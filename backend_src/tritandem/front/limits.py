@@ -70,7 +70,7 @@ class Meter:
             yield bill
             return
         with self._locked(key) as row:
-            headers.update(self._enter(row, limits))
+            self._enter(row, limits, headers)
         try:
             yield bill
         finally:
@@ -79,29 +79,35 @@ class Meter:
                 if limits.tokens_per_minute:
                     self._take(row, 1, limits.tokens_per_minute, bill.tokens)
 
-    def _enter(self, row: int, limits: Limits) -> dict[str, str]:
-        numbers, running = self._numbers, row + _RUNNING
-        if limits.requests_at_once:
-            now = sum(numbers[running : running + MAX_WORKERS])
-            if now >= limits.requests_at_once:
-                said = f"{now:.0f} requests of this key are running, allowed: {limits.requests_at_once} at once"
-                raise _refused(AT_ONCE, said, _AT_ONCE_RETRY_S)
-        told: dict[str, str] = {}
+    def _enter(self, row: int, limits: Limits, headers: MutableMapping[str, str]) -> None:
+        """Also who is refused is told what is left."""
+        numbers, running, refusals = self._numbers, row + _RUNNING, []
+        if (
+            limits.requests_at_once
+            and (now := sum(numbers[running : running + MAX_WORKERS])) >= limits.requests_at_once
+        ):
+            said = f"{now:.0f} requests of this key are running, allowed: {limits.requests_at_once} at once"
+            refusals.append(_refused(AT_ONCE, said, _AT_ONCE_RETRY_S))
+        buckets = []
         for bucket, (name, limit, least) in enumerate(
             ((REQUESTS, limits.requests_per_minute, 1.0), (TOKENS, limits.tokens_per_minute, 0.0))
         ):
             if limit is None:
                 continue
             left = limit - self._take(row, bucket, limit, 0)
+            buckets.append((bucket, limit, least, left))
             if left < least or left <= 0:
                 missing = max(least - left, 1e-3 - left)
                 said = f"used up for this key, allowed: {limit} a minute"
-                raise _refused(name, said, missing * 60 / limit, told)
-            told |= {HEADERS[2 * bucket]: str(limit), HEADERS[2 * bucket + 1]: str(int(left - least))}
+                refusals.append(_refused(name, said, missing * 60 / limit))
+        for bucket, limit, least, left in buckets:
+            remaining = max(0, int(left if refusals else left - least))
+            headers.update({HEADERS[2 * bucket]: str(limit), HEADERS[2 * bucket + 1]: str(remaining)})
+        if refusals:
+            raise refusals[0]
         if limits.requests_per_minute:
             self._take(row, 0, limits.requests_per_minute, 1)
         numbers[running + self._worker] += 1
-        return told
 
     def _take(self, row: int, bucket: int, limit: int, amount: float) -> float:
         """What is taken from a bucket after this, and has not come back yet."""
@@ -139,8 +145,7 @@ class Meter:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, at)
 
 
-def _refused(name: str, said: str, retry_after_s: float, told: MutableMapping[str, str] | None = None) -> ApiError:
+def _refused(name: str, said: str, retry_after_s: float) -> ApiError:
     error = saturated(f"{name}: {said}", retry_after_s)
     error.param = name
-    error.headers |= told or {}
     return error

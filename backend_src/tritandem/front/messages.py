@@ -20,9 +20,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context_management": (),
     "n": (1,),
     "logprobs": (False,),
+    "prompt_logprobs": (),
 }
 RENAMED = {"stop_sequences": "stop"}
-_PARAMS = {"stop": "stop_sequences"}
+_PARAMS = {"stop": "stop_sequences", "user": "metadata.user_id"}
 _FORMAT = "response_format.json_schema"
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "not_found_error"}
 _KINDS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}

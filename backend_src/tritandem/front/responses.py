@@ -26,6 +26,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "n": (1,),
     "logprobs": (False,),
+    "prompt_logprobs": (),
 }
 WITHOUT_EFFECT = ("include", "stream_options")
 RENAMED = {"max_output_tokens": "max_tokens"}

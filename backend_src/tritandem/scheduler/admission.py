@@ -105,8 +105,8 @@ def decide(
     if refusal is not None:
         return refusal
     rows = backlog.load.max_sequences
-    if rows and request.sampling.n > rows:
-        return InvalidRequest("n", request.sampling.n, f"at most {rows}, the sequences that the engines take at once")
+    if 0 < rows < request.sampling.n:
+        return too_many_choices(request.sampling.n, rows)
     own_tokens = len(request.input_ids) if prompt_tokens is None else prompt_tokens
     demand_tokens = own_tokens + request.sampling.max_tokens
     return no_place(request.priority, demand_tokens, backlog, limits)
@@ -128,6 +128,10 @@ def no_place(
 
 def _told(own: int, of_all: int) -> str:
     return f"{own}" if own == of_all else f"{own} of this tenant's and {of_all - own} other"
+
+
+def too_many_choices(n: int, rows: int) -> InvalidRequest:
+    return InvalidRequest("n", n, f"at most {rows}, the sequences that the engines take at once")
 
 
 def never_fits(prompt_tokens: int, output_tokens: int, load: LoadSnapshot) -> InvalidRequest | None:

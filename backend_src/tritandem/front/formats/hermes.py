@@ -15,7 +15,7 @@ def hermes(text: Text, known: Known) -> Reading[None]:
             text.say(BEGIN + told)
             continue
         yield from text.blank(drop)
-        yield from text.literal(END)
+        yield from text.mark(END)
 
 
 def structure(calls: Calls, several: bool, other: Part | None) -> Part:

@@ -134,6 +134,12 @@ class Text:
                 return ""
             yield
 
+    def mark(self, mark: str) -> Reading[None]:
+        """What closes something already told: taken if it comes next, and what is left of it where the answer is cut
+        off inside it."""
+        if not (yield from self.literal(mark)) and self.ended and mark.startswith(self.left):
+            self.left = ""
+
     def value(self, onto: Pass) -> Reading[None]:
         """One JSON value goes on as it comes, to its closing bracket or quote; a bare one to what cannot be of it."""
         depth, quoted, escaped = 0, False, False

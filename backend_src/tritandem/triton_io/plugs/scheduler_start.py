@@ -73,7 +73,7 @@ def start(process: Process) -> WatchedPlug:
         service=service,
         tokenizer=BlsTokenizer(config.scheduler.max_queued_requests),
         limits=lambda: model_limits(
-            first_load(), tokenizer, config.scheduler, lambda ids: text_of(streams, ids), defaults
+            first_load(), len(engines), tokenizer, config.scheduler, lambda ids: text_of(streams, ids), defaults
         ),
         token_text=lru_cache(MAX_TOKEN_TEXTS)(lambda token_id: text_of(streams, [token_id])),
         drain_timeout_s=config.scheduler.drain_timeout_s,
@@ -92,12 +92,13 @@ def start(process: Process) -> WatchedPlug:
 
 def model_limits(
     load: LoadSnapshot,
+    engines: int,
     tokenizer: TextTokenizer,
     config: SchedulerConfig,
     spell: Callable[[Sequence[int]], str],
     defaults: Mapping[str, float],
 ) -> ModelLimits:
-    """What requests are checked against."""
+    """What requests are checked against. `load`: of the engine, or of one of several."""
     return ModelLimits(
         max_context_tokens=load.max_context_tokens,
         vocab_size=tokenizer.vocab_size,
@@ -109,6 +110,7 @@ def model_limits(
         spell=spell,
         control_ids=tokenizer.control_ids,
         sampling_defaults=defaults,
+        max_sequences=load.max_sequences if engines == 1 else 0,
     )
 
 

@@ -15,6 +15,7 @@ from ...contracts.errors import InvalidRequest
 from ...contracts.fields import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS
 from ...contracts.requests import GenerationRequest, OutputOptions, PriorityClass
 from ...contracts.token_rules import check_token_rules
+from ...scheduler.admission import too_many_choices
 from .client_numbers import read_whole
 from .dialects import OWN, Dialect
 from .guides import STRUCTURES
@@ -41,6 +42,7 @@ class ModelLimits:
     spell: Callable[[Sequence[int]], str]  # the text of ids
     control_ids: Mapping[str, int]  # tokens that no text shows, by their spelling
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # the authors', where they apply
+    max_sequences: int = 0  # at once; 0: not known, admission decides when it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ def complete(draft: Draft, input_ids: Int32Array, tokenized_ns: int, limits: Mod
     if sampling.n > 1 and output.stream and dialect.one_stream:
         allowed = "1 in a stream of this model; scheduler and ensemble say whose text it is"
         raise InvalidRequest("n", sampling.n, allowed)
+    if 0 < limits.max_sequences < sampling.n:
+        raise too_many_choices(sampling.n, limits.max_sequences)
     if sampling.max_tokens > room:
         allowed = f"1..{room} (context {limits.max_context_tokens}, prompt {len(input_ids)})"
         raise InvalidRequest("max_tokens", sampling.max_tokens, allowed)

@@ -143,6 +143,7 @@ _NEWER_BUDGET = "max_completion_tokens"  # clients send it beside a default max_
 _READERS: dict[str, Callable[[str, object], Any]] = {
     **{t.name: (read_real if t.dtype == "FP32" else read_whole) for t in SAMPLING_INPUTS},
     _NEWER_BUDGET: read_whole,
+    "best_of": read_whole,
     "logprobs": read_whole,
     "prompt_logprobs": read_whole,
     "ignore_eos": _flag,
@@ -170,7 +171,6 @@ _NEUTRAL_INPUTS, _REFUSED_INPUTS = (
 
 # Names that existing clients send with a value that changes nothing here.
 _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
-    "best_of": (read_whole, 1),
     "beam_width": (read_whole, 1),
     "length_penalty": (read_real, 1.0),
     "use_beam_search": (_flag, False),
@@ -322,6 +322,8 @@ def _checked(found: dict[str, Any]) -> SamplingFields:
     end_id = found.pop("end_id", None)
     if end_id is not None and not -(2**31) <= end_id < 2**31:
         raise InvalidRequest("end_id", end_id, "an id; -1 or beyond the vocabulary: none")
+    if (best_of := found.pop("best_of", 1)) not in (1, n := found.get("n", 1)):
+        raise InvalidRequest("best_of", best_of, f"{n}, the value of n: the OpenAI API alone has more")
     for name, value in found.items():
         if isinstance(value, float) and math.isnan(value):
             raise InvalidRequest(name, value, "a number")
