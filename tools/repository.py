@@ -49,6 +49,7 @@ def _same(*names: str) -> dict[str, str]:
 
 _FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits", "return_perf_metrics",
           "return_num_input_tokens", "return_num_output_tokens")  # fmt: skip
+_GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
 _NEUTRAL = ("use_draft_logits", "pad_id", "length_penalty", "beam_width", "num_return_sequences")
 
 FACADES = {
@@ -65,7 +66,7 @@ FACADES = {
         "for clients of the TensorRT-LLM backend",
         {"text_input": "bls_text"}
         | _same(*_SAMPLING, "bad_words", "stop_words", "end_id", "stream", "exclude_input_in_output", *_NEUTRAL)
-        | _same(*_FLAGS, "stop", *_REFUSED),
+        | _same(*_FLAGS, "stop", *_GUIDES, *_REFUSED),
         ("text_output", *_PERF),
     ),
     "tensorrt_llm": Facade(
@@ -78,7 +79,7 @@ FACADES = {
         )
         | _same("pad_id", "beam_width", "num_return_sequences", *_FLAGS, *_REFUSED)
         | _same(*(t.name for t in schema.FACADE_INPUTS if t.name.startswith(PREFIX)))
-        | _same("input_lengths", "stop_words_list", "bad_words_list")
+        | _same("input_lengths", "stop_words_list", "bad_words_list", *_GUIDES)
         | _same(*(t.name for t in (*schema.FACADE_NEUTRAL_INPUTS, *schema.FACADE_REFUSED_INPUTS))),
         ("text_output", "output_ids", "sequence_length", "finish_reason", "stop_reason", "cumulative_logprob", *_PERF),
     ),

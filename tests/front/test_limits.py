@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import multiprocessing
@@ -41,8 +42,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def shared() -> Iterator[int]:
+    """Memory for forked processes, in which nothing that earlier tests left behind is collected: a channel of grpc.aio
+    would wait there for a thread that was not forked."""
     fd = os.memfd_create("limits")
+    gc.freeze()
     yield fd
+    gc.unfreeze()
     os.close(fd)
 
 
