@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from tritandem.grammar.turns import Turns
 
 
@@ -15,8 +14,16 @@ def test_a_tenant_with_much_waits_for_each_of_the_others_once_a_round() -> None:
     assert turns.take() == "a1"
     turns.put("d", "d1")
     assert [turns.take() for _ in range(6)] == ["b1", "c1", "a2", "d1", "b2", "a3"]
-    with pytest.raises(LookupError):
-        turns.take()
+    assert turns.take() is None
+
+
+def test_tenants_that_have_their_share_keep_their_places() -> None:
+    turns: Turns[str] = Turns()
+    for one in ("a1", "b1", "a2", "c1"):
+        turns.put(one[0], one)
+    assert turns.take(but="a") == "b1"
+    assert turns.take(but=["a", "c"]) is None
+    assert [turns.take() for _ in range(3)] == ["a1", "c1", "a2"]
 
 
 def test_whatever_comes_in_goes_out_once_and_in_its_tenants_order() -> None:
@@ -26,8 +33,8 @@ def test_whatever_comes_in_goes_out_once_and_in_its_tenants_order() -> None:
             tenant = rng.choice("abcd")
             turns.put(tenant, (tenant, number))
             inside.setdefault(tenant, []).append(number)
-        elif len(turns):
-            tenant, taken = turns.take()
+        elif (one := turns.take()) is not None:
+            tenant, taken = one
             assert taken == inside[tenant].pop(0)
         assert len(turns) == sum(map(len, inside.values()))
         assert all(turns.held(tenant) == len(own) for tenant, own in inside.items())

@@ -1,8 +1,8 @@
 """A process that finds out whether grammars can be compiled: hostile ones make the compiler run for minutes, take all
 memory or overflow its stack, and nothing stops native code but the end of its process.
 
-Owns forks of itself, made ahead, in which grammars are tried, and who is tried next: tenants take turns, and what takes
-long stands in a line of its own, which leaves a fork for the others. Ends with its standard input.
+Owns forks of itself, made ahead, in which grammars are tried, and who is tried next: tenants take turns, one at a time
+each, and what takes long stands in a line of its own. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from .trial import read_message, try_grammars, write_message
 from .turns import Turns
 from .vocabulary import Vocabulary
 
-AT_ONCE = 2  # trials
-LONG_AT_ONCE = 1  # of these
-FORKS = AT_ONCE + 1  # one ahead, so that a trial does not wait for a fork
+AT_ONCE = 2  # trials, of two tenants
+FORKS = AT_ONCE + 2  # one that takes long beside them, and one ahead, so that a trial does not wait for a fork
 QUICK_S = 0.1  # of work; the usual grammar takes 3 ms. Who needs longer begins again, in the other line
 MOST_LONG = 8  # in that line
 MOST_LONG_OF_ONE = 4  # tenant
-NICENESS = 5  # who decodes goes first
+NICENESS, LONG_NICENESS = 5, 10  # who decodes goes first, and long trials last
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,17 @@ class _Server:
             if fork.trial is not None:
                 continue
             running = [other.trial for other in self._forks.values() if other.trial is not None]
-            if len(running) >= AT_ONCE:
-                return
-            if len(self._waiting):
-                trial, seconds = self._waiting.take(), min(QUICK_S, self._seconds)
-            elif len(self._long) and sum(one.is_long for one in running) < LONG_AT_ONCE:
-                trial, seconds = self._long.take(), self._seconds
-            else:
+            quick = [trial.tenant for trial in running if not trial.is_long]
+            trial = self._waiting.take(but=quick) if len(quick) < AT_ONCE else None
+            if trial is None and len(quick) == len(running):
+                trial = self._long.take()
+            if trial is None:
                 return
             fork.trial = trial
+            seconds = self._seconds if trial.is_long else min(QUICK_S, self._seconds)
+            if trial.is_long:
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, fork.process, LONG_NICENESS)
             with contextlib.suppress(OSError):  # it has ended: who reads from it says so
                 write_message(fork.asks, trial.number, json.dumps([seconds, trial.field, trial.text]).encode())
 
@@ -120,6 +121,7 @@ class _Server:
         if message is not None:
             error, goes_on = json.loads(message[1])
             write_message(1, message[0], json.dumps(error).encode())
+            goes_on = goes_on and trial is not None and not trial.is_long  # which has a low priority for good
             trial = None
         if goes_on:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 One = TypeVar("One")
@@ -23,9 +24,12 @@ class Turns(Generic[One]):
         self._of_tenant.setdefault(tenant, deque()).append(one)
         self._count += 1
 
-    def take(self) -> One:
-        """Raises LookupError when there is none."""
-        tenant, queue = next(iter(self._of_tenant.items()), ("", deque[One]()))
+    def take(self, but: Collection[str] = ()) -> One | None:
+        """None: there is none, or only of the tenants `but`."""
+        tenant = next((one for one in self._of_tenant if one not in but), None)
+        if tenant is None:
+            return None
+        queue = self._of_tenant[tenant]
         one = queue.popleft()
         self._count -= 1
         self._of_tenant.move_to_end(tenant)
