@@ -82,3 +82,9 @@ def test_every_request_ends_once_and_the_engine_says_why(how: str, rank: int) ->
     finally:
         freed.set()
         service.close()
+
+
+def test_threads_of_ranks_end_with_the_runner() -> None:
+    runner = make_ranks_runner("llama", 2)
+    runner.close()
+    assert not any(thread.is_alive() for thread in runner._ranks._threads)

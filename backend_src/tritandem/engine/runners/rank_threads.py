@@ -33,9 +33,12 @@ class RankThreads:
         self.on_broken: Callable[[str], None] = lambda reason: None
         self._told = False
         self._tasks: list[SimpleQueue[_Task | None]] = [SimpleQueue() for _ in exchanges]
+        self._threads: list[threading.Thread] = []
         for exchange, tasks in zip(exchanges, self._tasks, strict=True):
             name = f"rank-{exchange.rank.index}"
-            threading.Thread(target=_serve, args=(exchange.rank.device, tasks), name=name, daemon=True).start()
+            serve = threading.Thread(target=_serve, args=(exchange.rank.device, tasks), name=name, daemon=True)
+            serve.start()
+            self._threads.append(serve)
 
     def each(self, call: Callable[[int], T]) -> list[T]:
         """`call(rank)` on every rank at once; results in order. Raises what the first that failed raised."""
@@ -71,6 +74,8 @@ class RankThreads:
             exchange.close()
         for tasks in self._tasks:
             tasks.put(None)
+        for thread in self._threads:  # a thread that the interpreter's end meets on its way out ends the process
+            thread.join(GRACE_S)
 
 
 def _serve(device: torch.device, tasks: SimpleQueue[_Task | None]) -> None:
