@@ -32,7 +32,7 @@ from .shapes import SHAPES
 KINDS = ("links", "sums", "endurance", "nccl", "steps", "prompts", "serving")
 PROMPT_TOKENS, LONG_PROMPT_TOKENS, NEW_TOKENS = 512, 16_000, 128
 BATCHES = "1,8,64,256"
-_WITHOUT = ("--without", "generate,generate_batch", "--graph-capture", "lazy")
+_WITHOUT = ("--without", "generate,generate_batch", "--graph-capture", "idle")
 # What the published study compares. NVLink multicast stays off: not every fabric's tenants may switch it on.
 _NCCL = {
     "ring": {"NCCL_ALGO": "Ring"},

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tritandem.host import Refusal
+from tritandem.host import Refusal, cache_root
 from tritandem.machine.cpu_list import parse_cpus
 from tritandem.server import command, guardian, logfile, runs
 from tritandem.server.health import stub_models
@@ -90,13 +90,15 @@ def test_the_server_may_open_as_many_files_as_the_machine_lets_it(make_server) -
 
 
 def test_an_operators_own_thread_counts_and_device_order_stay() -> None:
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "3", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    chosen = {"OPENBLAS_NUM_THREADS": "3", "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "TRITON_CACHE_DIR": "/kernels"}
+    environment = {**os.environ, **chosen}
     options = ServeOptions(None, Path("/repository"))
     install = TritonInstall(*[Path("/x")] * 4, (), False, False)
     made = command.environment(options, install, environment)
-    assert (made["OPENBLAS_NUM_THREADS"], made["CUDA_DEVICE_ORDER"]) == ("3", "FASTEST_FIRST")
+    assert {name: made[name] for name in chosen} == chosen
     made = command.environment(options, install, {})
     assert (made["OPENBLAS_NUM_THREADS"], made["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
+    assert made["TRITON_CACHE_DIR"] == str(cache_root() / "kernels")
 
 
 def test_progress_lines_reach_the_caller_while_waiting(make_server) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..config import CONFIG_ENV, MODEL_ENV, REPLACING
+from ..host import cache_root
 from ..machine.cpu_list import format_cpus
 from ..placement import ALLOWED_CPUS_ENV, limit_blas_threads
 from .locate import TritonInstall
@@ -18,6 +19,8 @@ from .options import REPEATABLE_FLAGS, ServeOptions, flag_names
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 # Seconds. Capturing graphs and compiling happens while a model initialises.
 STUB_START_TIMEOUT_S = 600
+# The Triton language's own name for the folder of compiled kernels.
+KERNEL_CACHE_ENV = "TRITON_CACHE_DIR"
 # Milliseconds. A peer that vanished without a word is noticed within the sum of the two.
 KEEPALIVE_INTERVAL_MS, KEEPALIVE_ANSWER_MS = 30_000, 20_000
 
@@ -76,6 +79,7 @@ def environment(options: ServeOptions, install: TritonInstall, inherited: Mappin
     # kernel does, and so must CUDA.
     env[ALLOWED_CPUS_ENV] = format_cpus(os.sched_getaffinity(0))
     env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    env.setdefault(KERNEL_CACHE_ENV, str(cache_root() / "kernels"))
     limit_blas_threads(env)
     # The model is a folder on this disk: its libraries have nothing to ask a hub for.
     env.setdefault("HF_HUB_OFFLINE", "1")

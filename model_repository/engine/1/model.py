@@ -9,6 +9,9 @@ class TritonPythonModel:
         from tritandem.triton_io.plugs.process import Process
 
         process = Process(args)  # before what follows is imported
+        from tritandem.triton_io.plugs.early_imports import import_beside
+
+        import_beside()
         from tritandem.triton_io.plugs.engine_start import start
 
         self._plug = start(process)
