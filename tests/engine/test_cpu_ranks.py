@@ -25,12 +25,12 @@ from tests.engine.structured_rig import mixture, structure_of, table_walker
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 132,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "head_dim": 12,
+    "head_dim": 16,
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
     "bos_token_id": None,
@@ -42,7 +42,7 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "tied": lambda: LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "biased": lambda: LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "few_kv_heads": lambda: Qwen3Config(**{**SHAPE, "num_key_value_heads": 1}),
-    "uneven_vocabulary": lambda: Qwen2Config(**{**SHAPE, "vocab_size": 131}),
+    "uneven_vocabulary": lambda: Qwen2Config(**{**SHAPE, "vocab_size": 131, "hidden_size": 128}),
     "gemma2": CONFIGS["gemma2"],
 }
 
@@ -165,7 +165,7 @@ def test_random_weights_are_the_same_model_however_many_ranks_hold_it(kind: str)
 def test_ranks_hold_no_more_than_their_part() -> None:
     whole, parts = weights_of("llama", 1)[0], weights_of("llama", 4)
     name = "model.layers.1.mlp.down_proj.weight"
-    assert [tuple(part[name].shape) for part in parts] == [(48, 24)] * 4
+    assert [tuple(part[name].shape) for part in parts] == [(64, 24)] * 4
     cut = sum(weight.numel() for name, weight in whole.items() if "proj" in name or "lm_head" in name)
     kept = sum(weight.numel() for name, weight in whole.items()) - cut
     assert all(sum(weight.numel() for weight in part.values()) == kept + cut // 4 for part in parts)

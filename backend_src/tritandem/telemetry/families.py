@@ -108,6 +108,12 @@ DECODE_STEP = _seconds("decode_step", "One step without prefill, on the device",
 STEP_IDLE = _seconds(
     "engine_idle_gap", "Device idle between two steps while work waited", "engine", buckets=SHORT_BUCKETS_S
 )
+LAUNCH_SKEW = _seconds(
+    "engine_launch_skew",
+    "Host time between a step's launches on an engine's first and last device",
+    "engine",
+    buckets=SHORT_BUCKETS_S,
+)
 GRAMMAR_COMPILE = _seconds(
     "grammar_compile", "Compiling the grammar of a structured answer", "engine", buckets=SHORT_BUCKETS_S
 )

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .duration_counts import DurationCounts
-from .families import DECODE_STEP, GRAMMAR_COMPILE, GRAMMAR_MASKS, GRAMMAR_WAIT, GRAPH_LAUNCH, STEP_IDLE
+from .families import (
+    DECODE_STEP,
+    GRAMMAR_COMPILE,
+    GRAMMAR_MASKS,
+    GRAMMAR_WAIT,
+    GRAPH_LAUNCH,
+    LAUNCH_SKEW,
+    STEP_IDLE,
+)
 
 
 class StepMeter:
@@ -20,6 +28,7 @@ class StepMeter:
         self.busy = False
         self.decode_step = DurationCounts(DECODE_STEP, engine=engine)
         self.idle_gap = DurationCounts(STEP_IDLE, engine=engine)
+        self.launch_skew = DurationCounts(LAUNCH_SKEW, engine=engine)
         self.grammar_compile = DurationCounts(GRAMMAR_COMPILE, engine=engine)
         self.grammar_masks = DurationCounts(GRAMMAR_MASKS, engine=engine)
         self.grammar_wait = DurationCounts(GRAMMAR_WAIT, engine=engine)
@@ -35,4 +44,4 @@ class StepMeter:
 
     def histograms(self) -> tuple[DurationCounts, ...]:
         steps = self.decode_step, self.idle_gap, self._decode_launch, self._prefill_launch
-        return (*steps, self.grammar_compile, self.grammar_masks, self.grammar_wait)
+        return (*steps, self.launch_skew, self.grammar_compile, self.grammar_masks, self.grammar_wait)

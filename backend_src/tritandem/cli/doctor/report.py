@@ -46,6 +46,7 @@ def evidence(s: Signals) -> Iterable[tuple[str, str | None]]:
         ("engine", f"{s.steps_per_s:.1f} steps/s, {s.sequences:.0f} of {s.sequence_limit:.0f} sequences"),
         ("decode step", _milliseconds(s.decode_step_s)),
         ("launch of a step", _milliseconds(s.launch_s)),
+        ("launch skew of devices", _told("{:.0f} us", None if s.launch_skew_s is None else s.launch_skew_s * 1e6)),
         ("idle between steps", f"{s.idle_gap_share:.1%} of the time"),
         ("waits for masks", _told("{:.1%} of the time", s.mask_wait_share or None)),
         ("KV blocks in use", _told(f"{{:.0%}} mostly, {s.preemptions_per_s:.2f} preemptions/s", s.kv_used_share)),

@@ -47,6 +47,7 @@ class Signals:
     steps_per_s: float = 0.0
     decode_step_s: float | None = None
     launch_s: float | None = None  # None where a launch is the step itself
+    launch_skew_s: float | None = None  # of an engine over several devices: from the first's launch to the last's
     idle_gap_share: float = 0.0  # of the time, the device had nothing to do while work waited
     mask_wait_share: float = 0.0  # of the time, a step waited for masks of structured answers
     masks_s: float | None = None  # to write those of one step
@@ -118,6 +119,7 @@ def read_signals(pair: Pair) -> Signals:
         steps_per_s=pair.rate(f.ENGINE_STEPS.name),
         decode_step_s=pair.mean(f.DECODE_STEP.name),
         launch_s=pair.mean(f.GRAPH_LAUNCH.name, phase="decode"),
+        launch_skew_s=pair.mean(f.LAUNCH_SKEW.name),
         idle_gap_share=max(pair.rates(f"{f.STEP_IDLE.name}_sum", "engine").values(), default=0.0),
         mask_wait_share=max(pair.rates(f"{f.GRAMMAR_WAIT.name}_sum", "engine").values(), default=0.0),
         masks_s=pair.mean(f.GRAMMAR_MASKS.name),

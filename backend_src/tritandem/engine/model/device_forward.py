@@ -43,9 +43,11 @@ class DeviceForward:
         max_rows: int,
         on_progress: Callable[[str], None],
         ahead: KernelsAhead | None = None,
+        agree: Callable[[Callable[[], None]], None] = lambda check: check(),
     ) -> None:
         """Starts on a tiny KV cache that serves the probe; `use` gives it the real one. The states of layers that have
-        one are there at once, for all rows. `ahead`: compiles the probe's kernels, all at once."""
+        one are there at once, for all rows. `ahead`: compiles the probe's kernels, all at once. `agree` runs the check
+        of the fused decoder, on every rank of several."""
         model = loaded.model
         device = torch.device(model.device)
         kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
@@ -77,7 +79,7 @@ class DeviceForward:
                     with ahead.walking() as walks:
                         if walks:
                             _probe(fused, self._packed, loaded.vocab_size)
-                _check_agreement(fused, self._packed, loaded.vocab_size)
+                agree(lambda: _check_agreement(fused, self._packed, loaded.vocab_size))
                 self._fused = fused
             except Unfusable as reason:
                 log.info("the model runs on transformers' own code: %s", reason)

@@ -39,6 +39,8 @@ class CpuRanks:
         try:
             self._ranks.each(lambda rank: self._runners[rank].launch(plan))
         except Exception:  # the others wait in the middle of a step, which cannot be taken back
+            for runner in self._runners:
+                runner.close()
             self._ranks.require()
             raise
 

@@ -25,6 +25,7 @@ from .device import RING_DEPTH, Device, Landing
 from .graph_sizes import capture_first
 from .pass_size import GraphSize
 from .program import Part, Record, make_program
+from .rank_devices import RankDevices
 from .streams import cuda_event
 
 NO_WAIT = 2**63 - 1  # as the number of a record: masks of all records are there
@@ -60,11 +61,12 @@ class CudaRunner:
         config: EngineConfig,
         on_progress: Callable[[str], None],
         meter: StepMeter | None = None,
+        make_device: Callable[[LoadedModel, EngineConfig, Callable[[str], None]], Device | RankDevices] = Device,
     ) -> None:
         self._told_rows: tuple[int, ...] = ()
         self._record = 0  # of the newest report that was launched
         try:
-            self.device = Device(loaded, config, on_progress)
+            self.device = make_device(loaded, config, on_progress)
             self.spec = self.device.spec
             self.sizes = self.device.graph_sizes()
             capture_first(self.sizes, self._capture, config.graph_capture == "start", on_progress)

@@ -20,9 +20,10 @@ from ..rows.state import SlotState
 from ..rows.words import StepWords
 from ..sampling.prompt_scores import score_chunks, scored_rows
 from ..step import GREEDY, STRUCTURED, RunnerSpec, SamplingFeatures, mask_words
+from .company import ALONE, Company
 from .decode_step import WORDS_PER_ROW, DecodeStep, Report
 from .graph_sizes import DRAWN, GraphSizes
-from .graphs import DecodeGraphs, GraphCache
+from .graphs import DecodeGraphs, Enqueue, GraphCache
 from .memory import cuda_spec, measure_and_allocate
 from .mixed_pass import MixedPasses
 from .pass_size import (
@@ -46,35 +47,49 @@ Landing = tuple[torch.Tensor, ...]  # in pinned memory, as of `score_tokens`
 class Device:
     """Every call goes to the device's compute stream: enter `computing()` first."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, on_progress: Callable[[str], None]) -> None:
-        """Raises ConfigError or torch.OutOfMemoryError when weights and one sequence do not fit."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        on_progress: Callable[[str], None],
+        company: Company = ALONE,
+    ) -> None:
+        """`company`: the other ranks, where there are some. Raises ConfigError or torch.OutOfMemoryError when weights
+        and one sequence do not fit."""
         self.name = torch.device(loaded.model.device)
         torch.cuda.set_device(self.name)
         self.streams = Streams(self.name)
         self.staging = StagingPool(self.name, lambda: cuda_event(blocking=True))
         self._max_rows = config.max_sequences or 256
         self._rehearsed: set[tuple[int, SamplingFeatures]] = set()  # choices of first tokens that run eagerly
-        ahead = KernelsAhead(self.name)
+        ahead = KernelsAhead(self.name if company is ALONE else torch.device("cpu"))  # one thread at a time walks
         with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
-            self._build(loaded, config, ahead, on_progress)
+            self._build(loaded, config, ahead, on_progress, company)
             self._compile_ahead(ahead, on_progress)
         ahead.close()
 
     def _build(
-        self, loaded: LoadedModel, config: EngineConfig, ahead: KernelsAhead, on_progress: Callable[[str], None]
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        ahead: KernelsAhead,
+        on_progress: Callable[[str], None],
+        company: Company,
     ) -> None:
-        self.forward = DeviceForward(loaded, config, self._max_rows, on_progress, ahead)
-        cache = measure_and_allocate(loaded, config, self.forward, self._max_rows, on_progress)
+        self.forward = DeviceForward(loaded, config, self._max_rows, on_progress, ahead, company.agree)
+        cache = measure_and_allocate(loaded, config, self.forward, self._max_rows, on_progress, company)
         self.forward.use(cache)
         self.spec: RunnerSpec = cuda_spec(loaded, config, cache.keys[0].shape[0], self._max_rows)
         spec = self.spec
         max_blocks = -(-spec.max_context_tokens // spec.block_tokens)
-        masks = self.staging.ring((spec.num_slots + 1, mask_words(spec.vocab_size)))
+        shape = (spec.num_slots + 1, mask_words(spec.vocab_size))
+        masks = company.shared("masks", lambda: self.staging.ring(shape))
         self.state = SlotState.empty(spec.num_slots, max_blocks, spec.vocab_size, self.name, masks)
         record = torch.zeros(1, dtype=torch.int64, device=self.name)
         ring = self.staging.ring((RING_DEPTH, (self._max_rows + MAX_CHUNKS) * WORDS_PER_ROW))
         self.ring = ring.numpy()  # int32 [RING_DEPTH, words], written by the device
-        masks_ready, mask_waits = (self.staging.ring((2 * n,)).view(torch.int64) for n in (1, RING_DEPTH))
+        masks_ready = company.shared("masks ready", lambda: self.staging.ring((2,))).view(torch.int64)
+        mask_waits = self.staging.ring((2 * RING_DEPTH,)).view(torch.int64)
         self.masks_ready, self.mask_waits = masks_ready.numpy(), mask_waits.numpy()
         self._report = Report(ring, record, masks_ready, mask_waits)
         self._step = DecodeStep(self.state, self._decode_forward, self._report, self._max_rows, MAX_CHUNKS)
@@ -120,8 +135,7 @@ class Device:
         device time of a greedy step or a pass whose rows are all idle. Which rows decode has to be told again."""
         with torch.inference_mode(), torch.cuda.stream(self.streams.compute):
             self._forget_rows(self.mixed.inputs(size) if isinstance(size, PassSize) else None)
-            work = self.graphs.work(size) if isinstance(size, DecodeSize) else self.mixed.work(size)
-            if not self.captures.capture(size, work):
+            if not self.captures.capture(size, self._work(size)):
                 return False, None
             if isinstance(size, ChoiceSize) or (isinstance(size, DecodeSize) and size.features != GREEDY):
                 return True, None
@@ -136,14 +150,22 @@ class Device:
     def execute(self, program: Program) -> list[Landing]:
         """Enqueue a step on the current stream, which is `streams.compute`. Returns where the scores of prompts will
         stand once it has passed, chunk by chunk."""
+        return self.run(program, self.tell(program))
+
+    def tell(self, program: Program) -> PassInputs | None:
+        """The first half of `execute`: everything that comes before the model. Returns where the chunks lie."""
         for place, table in program.tables:
             self._write_table(place, table)
         if STRUCTURED in program.features.asked and program.step is not None:
             self.graphs.prepare(program.step)  # a kernel's first use waits for those that run: before they wait
         inputs = self._tell(program)
-        scores: list[Landing] = []
         if program.copies:
             self.forward.copy_blocks(self.staging.bring(np.array(program.copies, np.int64)))
+        return inputs
+
+    def run(self, program: Program, inputs: PassInputs | None) -> list[Landing]:
+        """The second half."""
+        scores: list[Landing] = []
         if inputs is not None and program.size is not None:
             self.mixed.run(program.size, program.firsts, program.features)
         elif inputs is not None and program.eager is not None:
@@ -154,6 +176,21 @@ class Device:
             num_bytes = record.rows * 8
             self.staging.count(choose_route(num_bytes, per_step=True, from_device=True), num_bytes)
         return scores
+
+    def sizes_of(self, program: Program) -> list[GraphSize]:
+        """The graphs that a step replays where there are such."""
+        sizes: list[GraphSize] = []
+        if program.size is not None:
+            sizes += self.mixed.sizes_of(program.size, program.firsts, program.features)
+        return sizes if program.step is None else [*sizes, program.step]
+
+    def rehearse(self, program: Program) -> None:
+        """What the graphs of a step hold, once, without a trace, where there is no such graph."""
+        for size in self.sizes_of(program):
+            self.captures.prepare(size, self._work(size))
+
+    def _work(self, size: GraphSize) -> Enqueue:
+        return self.graphs.work(size) if isinstance(size, DecodeSize) else self.mixed.work(size)
 
     def recover(self, record: int) -> None:
         """After a failed launch: `record` is the newest report that counts, memory is given back. Returns when nothing

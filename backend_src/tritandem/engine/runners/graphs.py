@@ -58,6 +58,14 @@ class GraphCache:
         elif missed % MOST_MISSED == 0:
             self.capture(key, enqueue, rehearsed=True)
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether there is a graph."""
+        return key in self._graphs
+
+    def knows(self, key: Hashable) -> bool:
+        """Whether `run` need not rehearse."""
+        return key in self._graphs or self.missed.get(key, 0) > 0
+
     def captured(self) -> int:
         return len(self._graphs)
 

@@ -19,6 +19,7 @@ from ..attention.kv_type import resolve_kv_type
 from ..model.loader import LoadedModel
 from ..model.packed import KvCache, kv_bytes_per_token, window_tokens
 from ..step import TABLE_PLACES, RunnerSpec, stretched_tokens
+from .company import ALONE, Company
 from .pass_size import row_buckets, token_buckets
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ def measure_and_allocate(
     forward: DeviceForward,
     max_rows: int,
     on_progress: Callable[[str], None],
+    company: Company = ALONE,
 ) -> KvCache:
-    """The KV cache. Raises ConfigError, or torch.OutOfMemoryError when the trial step itself does not fit."""
+    """The KV cache, of as many blocks as the least of the ranks has room for. Raises ConfigError, or
+    torch.OutOfMemoryError when the trial step itself does not fit."""
     model = loaded.model
     device = torch.device(model.device)
     kv_type = resolve_kv_type(config.kv_dtype, model.dtype, device)
@@ -84,8 +87,9 @@ def measure_and_allocate(
             peak += _GRAPH_BYTES * len(row_buckets(max_rows)) * len(token_buckets(largest - max_rows))
         context_tokens = min(loaded.max_context_tokens, config.max_context_tokens or loaded.max_context_tokens)
         useful = 1 + max_rows * -(-context_tokens // config.block_tokens)
-        free = torch.cuda.mem_get_info(device)[0]
+        free = torch.cuda.mem_get_info(device)[0] // company.shares
         num_blocks = choose_num_blocks(free, peak, config.kv_memory_fraction, block_bytes, useful)
+        num_blocks = company.least(num_blocks)
         on_progress(f"the largest step and the graphs need {peak / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free")
     tokens = (num_blocks - 1) * config.block_tokens
     size = f"{num_blocks * block_bytes / 2**30:.1f} GiB"

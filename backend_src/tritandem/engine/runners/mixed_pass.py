@@ -60,11 +60,13 @@ class MixedPasses:
 
         Greedy tokens are chosen inside the pass (`pick` is set in its inputs), others by a graph of their own.
         """
-        self._cache.run(size, self.work(size))
+        for part in self.sizes_of(size, firsts, features):
+            self._cache.run(part, self.work(part))
+
+    def sizes_of(self, size: PassSize, firsts: int, features: SamplingFeatures) -> list[PassSize | ChoiceSize]:
+        """The pass, and the choice behind it where it has one."""
         total = rows_of_pass(size, firsts, features)
-        if features != GREEDY and total:
-            choice = ChoiceSize(size.rows, total, features)
-            self._cache.run(choice, self.work(choice))
+        return [size, ChoiceSize(size.rows, total, features)] if features != GREEDY and total else [size]
 
     def work(self, size: PassSize | ChoiceSize) -> Enqueue:
         """The pass, or the choice of tokens behind one."""

@@ -9,12 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
 
-from ..parallel.interface import Exchange, RanksFailed
+from ..parallel.interface import LOADING_PATIENCE_S, Exchange, RanksFailed
+from .streams import cuda_stream
 
 GRACE_S = 0.3  # for the others to end once one has failed
 
@@ -32,6 +34,7 @@ class RankThreads:
         self.exchanges = exchanges
         self.on_broken: Callable[[str], None] = lambda reason: None
         self._told = False
+        self._meeting = threading.Barrier(len(exchanges))
         self._tasks: list[SimpleQueue[_Task | None]] = [SimpleQueue() for _ in exchanges]
         self._threads: list[threading.Thread] = []
         for exchange, tasks in zip(exchanges, self._tasks, strict=True):
@@ -52,10 +55,18 @@ class RankThreads:
         if not errors:
             return [future.result() for future in futures]
         for rank, error in errors.items():
+            self._meeting.abort()
             self.exchanges[rank].abort(f"rank {rank}: {type(error).__name__}: {error}")
         wait(running, timeout=GRACE_S)
         # Who only heard of it knows less than who failed.
         raise next((e for e in errors.values() if not isinstance(e, RanksFailed)), next(iter(errors.values())))
+
+    def meet(self) -> None:
+        """On every rank's thread: go on once all are here. Raises RanksFailed when one does not come."""
+        try:
+            self._meeting.wait(LOADING_PATIENCE_S)
+        except threading.BrokenBarrierError:
+            raise RanksFailed(self.exchanges[0].failed() or "a rank did not come") from None
 
     def require(self) -> None:
         """Raises RanksFailed once the ranks are no longer together."""
@@ -79,11 +90,12 @@ class RankThreads:
 
 
 def _serve(device: torch.device, tasks: SimpleQueue[_Task | None]) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    while (task := tasks.get()) is not None:
-        call, future = task
-        try:
-            future.set_result(call())
-        except BaseException as error:  # it is the caller's
-            future.set_exception(error)
+    on_cuda = device.type == "cuda"
+    # Ranks that share a device must not share its default stream: who waits there would hold up whom it waits for.
+    with torch.cuda.stream(cuda_stream(device)) if on_cuda else nullcontext():
+        while (task := tasks.get()) is not None:
+            call, future = task
+            try:
+                future.set_result(call())
+            except BaseException as error:  # it is the caller's
+                future.set_exception(error)

@@ -6,16 +6,19 @@ Runs in the loading thread; what ranks must do at once runs on a thread each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from ...config import EngineConfig
 from ...contracts.errors import ConfigError
 from ...telemetry.step_meter import StepMeter
 from ..model.joined import join
 from ..model.loader import LoadedModel, inspected, load_weights
-from ..parallel.interface import LOADING_PATIENCE_S, RanksFailed, Sizes
+from ..model.support import UnsupportedModel
+from ..parallel.interface import LOADING_PATIENCE_S, Exchange, RanksFailed, Sizes
 from ..parallel.registry import make_exchanges, make_ranks
 from ..step import Runner
 from .pass_size import MAX_CHUNKS
@@ -40,7 +43,9 @@ def build_ranks(
         from .cpu_ranks import CpuRanks
 
         return CpuRanks(parts, ranks, config, meter)
-    raise ConfigError(f"engine.device: given {config.device}, allowed over several: CPUs")
+    from .cuda_ranks import CudaRanks
+
+    return CudaRanks(parts, ranks, config, on_progress, meter)
 
 
 def load_ranks(
@@ -59,7 +64,11 @@ def load_ranks(
         raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
     for model, share, exchange in zip(models, shares, exchanges, strict=True):
         join(model, share, exchange)
+        if exchange.rank.device.type == "cuda":
+            _rehearse(model, exchange)
         exchange.patience(LOADING_PATIENCE_S)
+    for device in dict.fromkeys(device for device in devices if device.type == "cuda"):
+        torch.cuda.synchronize(device)
     ranks = RankThreads(exchanges)
     silent: Callable[[str], None] = lambda _: None  # noqa: E731  (what one rank says, all would)
     try:
@@ -67,3 +76,13 @@ def load_ranks(
     except RanksFailed as error:
         raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
     return parts, ranks
+
+
+def _rehearse(model: PreTrainedModel, exchange: Exchange) -> None:
+    """What the model's own code launches is loaded before a kernel waits for another rank: it could keep that rank's
+    host from loading. Sums over one rank mean nothing."""
+    with torch.cuda.device(exchange.rank.device):
+        exchange.patience(0)
+        with suppress(UnsupportedModel):
+            inspected(model, lambda _: None)
+        torch.cuda.synchronize()
