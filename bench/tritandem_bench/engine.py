@@ -34,6 +34,8 @@ from tritandem.contracts.stream import FinishCode
 from tritandem.engine.model.loader import resolve_device, resolve_dtype
 from tritandem.engine.service import EngineService, build_engine
 from tritandem.grammar import Grammar, Kind, Vocabulary
+from tritandem.machine.device import DeviceGroup
+from tritandem.telemetry.step_meter import StepMeter
 from tritandem.tokenizer.files.source import read_source
 from tritandem_loadtest.workload import endless_schema
 
@@ -55,6 +57,7 @@ class Measurement:
     cpu_s: float
     prompt_tokens: int  # of one sequence
     new_tokens: int  # of one sequence
+    launch_skew_us: float = 0.0  # host time between a step's first and last launch, of an engine over several devices
 
     def figures(self) -> dict[str, Any]:
         """Everything, with the rates that follow from it."""
@@ -78,15 +81,21 @@ _ids = itertools.count()
 
 
 def measure_engine(
-    service: EngineService, prompts: list[Int32Array], new_tokens: int, structured_percent: int = 0
+    service: EngineService,
+    prompts: list[Int32Array],
+    new_tokens: int,
+    structured_percent: int = 0,
+    meter: StepMeter | None = None,
 ) -> Measurement:
-    """Submit everything at once and read to the end. Raises RuntimeError when a sequence fails."""
+    """Submit everything at once and read to the end. `meter`: of an engine over several devices. Raises RuntimeError
+    when a sequence fails."""
     requests = [EngineRequest(next(_ids), ids, SamplingParams(max_tokens=new_tokens)) for ids in prompts]
     for row in range(len(prompts)):
         if (row + 1) * structured_percent // 100 > row * structured_percent // 100:
             schema = json.dumps(endless_schema(str(row), new_tokens))
             requests[row] = replace(requests[row], grammar=Grammar(Kind.JSON_SCHEMA, schema))
     without_token = {request.seq_id for request in requests}
+    skews, skew_s = _skews(meter)
     start, start_cpu = time.perf_counter(), time.process_time()
     refused = [error for error in service.submit(requests) if error is not None]
     if refused:
@@ -101,7 +110,15 @@ def measure_engine(
             prefill_s = time.perf_counter() - start
     total_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
     system = f"structured {structured_percent} %" if structured_percent else "tritandem"
-    return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens)
+    skews_after, skew_s_after = _skews(meter)
+    skew_us = (skew_s_after - skew_s) * 1e6 / max(1, skews_after - skews)
+    return Measurement(system, len(prompts), prefill_s, total_s, cpu_s, len(prompts[0]), new_tokens, skew_us)
+
+
+def _skews(meter: StepMeter | None) -> tuple[int, float]:
+    """How many launches, and the sum of their skews in seconds."""
+    counts, seconds = ([0], 0.0) if meter is None else meter.launch_skew.totals()
+    return sum(counts), seconds
 
 
 def vocabulary_of(model: Path, rows: int) -> Vocabulary:
@@ -219,15 +236,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = load_reference(args.model, device, resolve_dtype(args.dtype, device), args.random_weights)
         runs["generate"] = partial(measure_transformers, "generate", plain_generate(reference))
         runs["generate_batch"] = partial(measure_transformers, "generate_batch", continuous_batching(reference))
+    meter = StepMeter("engine") if len(DeviceGroup.parse(args.device).members) > 1 else None
     service = build_engine(
         args.model,
         config,
         lambda message: print(message, flush=True),
+        meter=meter,
         open_vocabulary=partial(vocabulary_of, args.model),
     )
     for percent in filter(None, args.structured.split(",")):
-        runs[f"structured {percent} %"] = partial(measure_engine, service, structured_percent=int(percent))
-    runs = {"tritandem": partial(measure_engine, service), **runs}
+        runs[f"structured {percent} %"] = partial(measure_engine, service, structured_percent=int(percent), meter=meter)
+    runs = {"tritandem": partial(measure_engine, service, meter=meter), **runs}
     vocab_size = service.spec.vocab_size
     best: dict[tuple[str, int], Measurement] = {}
     for name in left_out:
@@ -253,8 +272,9 @@ def show(measurement: Measurement) -> Measurement:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     line = "{system:16}{batch:>6}{prefill_tokens_per_s:>15.0f}{decode_step_ms:>16.2f}"
-    line += "{output_tokens_per_s:>14.1f}{cpu_s:>9.1f}"
-    head = f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}{'output tok/s':>14}{'cpu s':>9}"
+    line += "{output_tokens_per_s:>14.1f}{cpu_s:>9.1f}{launch_skew_us:>9.1f}"
+    head = f"{'system':16}{'batch':>6}{'prefill tok/s':>15}{'decode ms/step':>16}"
+    head += f"{'output tok/s':>14}{'cpu s':>9}{'skew us':>9}"
     return "\n".join([head, *(line.format(**row) for row in rows)])
 
 

@@ -176,7 +176,7 @@ def test_ranks_hold_no_more_than_their_part() -> None:
     [
         ({}, 3, "num_attention_heads is 8, allowed: a multiple of 3"),
         ({"intermediate_size": 90}, 4, "intermediate_size is 90, allowed: a multiple of 4"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "num_key_value_heads is 6, allowed: a multiple or"),
+        ({"num_attention_heads": 16, "num_key_value_heads": 6}, 4, "num_key_value_heads is 6, allowed: a multiple or"),
     ],
 )
 def test_what_does_not_divide_is_refused_by_name(

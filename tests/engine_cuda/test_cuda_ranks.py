@@ -27,7 +27,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
 
 CPU = torch.device("cpu")
-HANG_S = 40.0  # a rank that waits while ranks are built: what is wrong must not take the whole run
+HANG_S = 20.0  # a rank that waits while ranks are built: what is wrong must not take the whole run
 
 
 @pytest.fixture(autouse=True)
