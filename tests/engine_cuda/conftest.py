@@ -8,6 +8,9 @@ import os
 import pytest
 import torch
 
+# Read when CUDA starts. Streams of ranks that share a device and a queue to it would wait for each other.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
 
 @pytest.fixture(scope="session")
 def kernel_device() -> torch.device:

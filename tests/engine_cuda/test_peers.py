@@ -176,7 +176,7 @@ def test_all_at_once_over_random_shapes(ranks: int) -> None:
     devices, rng = all_devices(ranks), random.Random(ranks)
     group, streams = together(devices, LARGE), [torch.cuda.Stream(device) for device in devices]
     for exchange in group:
-        exchange.patience(20)
+        exchange.patience(8)
     shapes = [(1, 4096), (384, 4096), (2048, 4096), (5000, 4096)]
     shapes += [(rng.randint(1, 384), rng.choice((576, 2048, 4096, 8192))) for _ in range(16)]
     for number, shape in enumerate(shapes):
@@ -205,7 +205,7 @@ def test_all_at_once_choices_and_columns() -> None:
     devices = all_devices(2)
     group, streams = together(devices, LARGE), [torch.cuda.Stream(device) for device in devices]
     for exchange in group:
-        exchange.patience(20)
+        exchange.patience(8)
     for rows in (1, 17, 256):
         logits = randoms(devices, (rows, 64_128), torch.bfloat16, rows)
         found: list[Any] = [None, None]
@@ -217,7 +217,7 @@ def test_all_at_once_choices_and_columns() -> None:
             chosen = group[rank].best(best[rank].values, ids)  # noqa: B023
             found[rank] = (*chosen, group[rank].gather_columns(logits[rank]))  # noqa: B023
 
-        for seconds in (0, 20):  # a rehearsal first: whoever waits must not keep others from memory or kernels
+        for seconds in (0, 8):  # a rehearsal first: whoever waits must not keep others from memory or kernels
             for_each(devices, streams, lambda rank: group[rank].patience(seconds))  # noqa: B023
             finish(devices)
             for_each(devices, streams, call)
@@ -250,7 +250,7 @@ def test_replays_go_on_where_the_last_one_ended(ranks: int, rows: int, two_shot:
     devices = all_devices(ranks)
     group, streams = together(devices, LARGE), [torch.cuda.Stream(device) for device in devices]
     for exchange in group:
-        exchange.patience(20)
+        exchange.patience(8)
     parts = [[part.view(-1) for part in randoms(devices, (rows, 4096), torch.bfloat16, seed)] for seed in range(3)]
     outs = [[torch.zeros_like(parts[0][rank]) for _ in range(CALLS)] for rank in range(ranks)]
     all_stages = (stages()[0][0], stages()[-1][-1])
