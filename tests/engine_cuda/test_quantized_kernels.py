@@ -14,6 +14,7 @@ from tritandem.engine.model.quantized.weight import QuantizedWeight, quantize_fp
 pytest.importorskip("triton")
 from tritandem.engine.model.linear.fp8_rows import FEW_TO_SCALE, Fp8Rows, rows_fp8
 from tritandem.engine.model.linear.interface import How, Norm, Rounding, Unfusable
+from tritandem.engine.model.linear.parts import parts_linear, split
 from tritandem.engine.model.linear.quantized import QuantizedNormed, QuantizedResidual
 from tritandem.engine.model.linear.quantized_rows import MOST_ROWS, quantized_linear, unpack, unpacked_linear
 
@@ -81,6 +82,49 @@ def test_products_are_those_of_the_unpacked_weight(form: str, rows: int, kernel_
         got = quantized_linear(x, weight, norm=norm, bias=bias, residual=residual, gated=gated)
         assert residual is None or got is residual
         assert error(got, want) < (2e-6 if dtype == torch.float32 else 6e-3), (dtype, normed, gated)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "fp8 rows 336"])
+@pytest.mark.parametrize("rows", [1, 5, 20, 70])
+def test_products_of_two_parts_are_as_exact_as_the_rows_type(form: str, rows: int, kernel_device: torch.device) -> None:
+    """336 inputs are no multiple of what is read at once, 72 columns none of a tile."""
+    dtype, columns = half_of(kernel_device), 72
+    form, inner = ("fp8 rows", 336) if form.endswith("336") else (form, inner_of(form))
+    generator = torch.Generator().manual_seed(rows)
+    for normed, gated, biased in ((False, False, False), (True, True, False), (True, False, True)):
+        weight = packed(form, 2 * columns if gated else columns, inner, kernel_device)
+        x = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+        x[0, 7] = 300.0  # beside it everything else is small
+        given = torch.randn(rows, inner, generator=generator).to(kernel_device, dtype)
+        norm = Norm(torch.rand(inner, generator=generator).to(kernel_device, dtype) + 0.5, 1e-5)
+        bias = torch.randn(columns, generator=generator).to(kernel_device, dtype) if biased else None
+        residual = None if normed else torch.randn(rows, columns, generator=generator).to(kernel_device, dtype)
+        before = residual.float() if residual is not None else 0.0
+        summed = (x.float() + given.float()).to(dtype)
+        wide = x.float()
+        if normed:
+            wide = (
+                summed.float() * torch.rsqrt(summed.float().square().mean(1, keepdim=True) + 1e-5) * norm.weight.float()
+            )
+        want = F.linear(wide, weight.dense(torch.float32), bias.float() if bias is not None else None)
+        want = F.silu(want[:, :columns]) * want[:, columns:] if gated else want + before
+        parts = split(given, weight, x, norm) if normed else split(x, weight)
+        assert not normed or torch.equal(x, summed)
+        got = parts_linear(parts, weight, dtype, bias=bias, residual=residual, gated=gated)
+        assert got is residual or residual is None
+        assert error(got, want) < 6e-3, (normed, gated)
+
+
+def test_parts_hold_what_is_large_and_what_is_small(kernel_device: torch.device) -> None:
+    weight = packed("fp8 rows", 16, 64, kernel_device)
+    x = torch.zeros(3, 64)
+    x[1] = torch.logspace(-6, 2.4, 64)
+    x[2] = 60000.0
+    made = split(x.to(kernel_device, half_of(kernel_device)), weight)
+    back = (made.values[:, 0].float() + made.values[:, 1].float() / 16) * made.scales[:, None]
+    assert not made.values[0].float().any()
+    kept = x.to(kernel_device, half_of(kernel_device)).float()
+    assert ((back - kept).abs() <= kept.abs() * 2.0**-8 + kept.amax(1, keepdim=True) * 2.0**-20).all()
 
 
 def test_many_rows_are_multiplied_by_the_unpacked_weight(kernel_device: torch.device) -> None:

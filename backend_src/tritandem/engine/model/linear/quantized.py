@@ -1,7 +1,8 @@
-"""Products with packed weights: few rows by our kernels, which unpack in registers, many by the vendor's library.
+"""Products with packed weights: few rows by our kernels, many by the vendor's library.
 
-FP8 with a scale a row is multiplied by FP8, made where its rows are made: behind the norm and behind the gate. Groups
-and four-bit codes are unpacked into memory for many rows. Norms keep their weights: no packed weight can take them in.
+Few rows are multiplied as two FP8 parts (`parts.py`), in float32 by weights that are unpacked in registers. Many rows
+of FP8 with a scale a row are rounded to FP8 where they are made: behind the norm and behind the gate. Groups and codes
+are unpacked into memory for them. Norms keep their weights: no packed weight can take them in.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..quantized.packing import PackedLinear, PackedWeight, merge
 from . import fp8_rows
 from .fp8_rows import Fp8Rows
 from .interface import How, Norm, Unfusable
+from .parts import parts_linear, split, uses_parts
 from .quantized_rows import MOST_ROWS, quantized_linear, unpacked_linear
 from .rowwise import add_norm, silu_mul
 
@@ -51,6 +53,9 @@ class QuantizedNormed:
     def __call__(self, residual: torch.Tensor, delta: torch.Tensor | None, how: How) -> torch.Tensor:
         rows, dtype = residual.shape[0], residual.dtype
         weight, bias, gated = self._weight, self._bias, self._gated
+        if uses_parts(weight, rows, dtype):
+            parts = split(delta, weight, residual, self._norm, how.overlap)
+            return parts_linear(parts, weight, dtype, bias=bias, gated=gated, overlap=how.overlap)
         if rows <= _few(weight, dtype):
             if delta is None:
                 return quantized_linear(residual, weight, norm=self._norm, bias=bias, gated=gated, overlap=how.overlap)
@@ -74,7 +79,8 @@ class QuantizedNormed:
         return fp8_rows.finish(made, weight, dtype, self._bias)
 
     def overlaps(self, rows: int) -> bool:
-        return rows <= _few(self._weight, self._norm.weight.dtype)
+        dtype = self._norm.weight.dtype
+        return uses_parts(self._weight, rows, dtype) or rows <= _few(self._weight, dtype)
 
     def rounding_error(self) -> float:
         if not _multiplies_fp8(self._weight, self._norm.weight.dtype):
@@ -102,6 +108,10 @@ class QuantizedResidual:
     def __call__(self, x: torch.Tensor | Fp8Rows, residual: torch.Tensor, how: How) -> torch.Tensor | None:
         weight = self._weight
         if isinstance(x, torch.Tensor):
+            if uses_parts(weight, x.shape[0], x.dtype):
+                parts = split(x, weight, overlap=how.overlap)
+                parts_linear(parts, weight, x.dtype, residual=residual, overlap=how.overlap)
+                return None
             if x.shape[0] <= _few(weight, x.dtype):
                 quantized_linear(x, weight, residual=residual, overlap=how.overlap)
                 return None
