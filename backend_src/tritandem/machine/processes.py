@@ -7,6 +7,7 @@ that a kernel does not offer reads as None.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,15 @@ class ProcessWatch:
                 self._ended_wait_ns += wait_ns
         self._wait_ns = found
         return (self._ended_wait_ns + sum(found.values())) / 1e9
+
+
+def thread_spent_ns() -> int:
+    """CPU time of the calling thread, and its waits for a core where the kernel tells."""
+    try:
+        run_ns, wait_ns, _ = _contents("/proc/thread-self/schedstat").split()
+        return int(run_ns) + int(wait_ns) or time.thread_time_ns()
+    except (OSError, ValueError):
+        return time.thread_time_ns()
 
 
 def _allowed_cores(threads: Iterable[str]) -> int | None:

@@ -1,4 +1,5 @@
-"""The delivery desk: text that waits for a sender, in order per request, first answers ahead of the rest.
+"""The delivery desk: text that waits for a sender, in order per request, first answers ahead of the rest, and of
+those whoever has waited longest, each in its turn (`cadence`).
 
 One lock guards every ticket's answer and life, so that "append, end, take, move" are atomic against each
 other; it is held for list operations only, never for a call into a sink, an engine or a tokenizer.
@@ -6,13 +7,16 @@ other; it is held for list operations only, never for a call into a sink, an eng
 
 from __future__ import annotations
 
+import heapq
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..contracts.answers import TokenLogprob
 from ..contracts.errors import EngineFailed, Outcome
+from .cadence import Cadence
 from .lifecycle import Ending, State, ended_by_error
 from .ticket import Ticket
 
@@ -32,16 +36,29 @@ class Parcel:
 
 
 class Desk:
-    """`on_end(ticket)` is called with the lock held, once per request: it must only post a message."""
+    """`on_end(ticket)` is called with the lock held, once per request: it must only post a message.
 
-    def __init__(self, max_buffered_chars: int, on_end: Callable[[Ticket], None]) -> None:
+    `clock` gives monotonic ns. Of idle senders one sleeps until the next stream is due, the others until they are
+    called.
+    """
+
+    def __init__(
+        self,
+        max_buffered_chars: int,
+        on_end: Callable[[Ticket], None],
+        cadence: Cadence | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self.lock = threading.Lock()
-        self._work = threading.Condition(self.lock)
+        self.cadence = Cadence(1.0) if cadence is None else cadence
+        self._clock = clock
+        self._work, self._alarm = threading.Condition(self.lock), threading.Condition(self.lock)
         self._urgent: deque[Ticket] = deque()  # first answers
-        self._ready: deque[Ticket] = deque()  # further ones
+        self._ready: list[tuple[int, int, Ticket]] = []  # further ones: a heap of when they are due, and their number
         self._refused: deque[Ticket] = deque()  # errors of requests that were never answered; by turns with `_ready`
         self._refused_next = False
-        self._idle_senders = 0
+        self._idle_senders = 0  # that wait to be called
+        self._alarm_ns: int | None = None  # when the sender that sleeps until then wakes; None: nobody does
         self._closed = False
         self._max_buffered_chars = max_buffered_chars
         self._on_end = on_end
@@ -74,8 +91,8 @@ class Desk:
             return False
         if ending.error is not None and (ending.outcome is Outcome.CANCELLED or not ticket.request.output.stream):
             self._drop_text(ticket)  # nobody reads it, or it could only go out with a last chunk
-        if not (ticket.queued or ticket.sending):
-            self._enqueue(ticket)
+        if not ticket.sending:
+            self._enqueue(ticket)  # a last response waits for no interval
         self._on_end(ticket)
         return True
 
@@ -116,47 +133,109 @@ class Desk:
                 while (ticket := self._next()) is not None:
                     parcel = self._pack(ticket)
                     if parcel is not None:
+                        self._leave()
                         return parcel
-                if self._closed:
+                if self._closed and not self._ready:
                     return None
-                self._idle_senders += 1
-                self._work.wait()
-                self._idle_senders -= 1
+                self._wait()
+
+    def note_cost(self, spent_ns: int, responses: int) -> None:
+        with self.lock:
+            self.cadence.note_cost(spent_ns, responses)
 
     def close(self) -> None:
         """Senders return once everything queued is out."""
         with self.lock:
             self._closed = True
+            self._idle_senders = 0
             self._work.notify_all()
+            self._alarm.notify_all()
 
     # Inside ---------------------------------------------------------------------------------------
 
     def _enqueue(self, ticket: Ticket) -> None:
-        ticket.queued = True
-        ending = ticket.life.ending
+        """Also of one that is queued already and need not wait any longer: its older place is passed over."""
+        now_ns, ending = self._clock(), ticket.life.ending
         if ticket.responses:
-            self._ready.append(ticket)
+            due_ns = now_ns if ending is not None else self.cadence.due_ns(ticket.taken_ns, now_ns)
+            if ticket.queued and ticket.due_ns <= due_ns:
+                return
+            ticket.due_ns = due_ns
+            heapq.heappush(self._ready, (due_ns, ticket.number, ticket))
+            if due_ns > now_ns:
+                ticket.queued = True
+                self._set_alarm(due_ns)
+                return
+        elif ticket.queued:
+            return
         elif ending is not None and ending.error is not None:
             self._refused.append(ticket)
         else:
             self._urgent.append(ticket)
+        ticket.queued = True
+        self._call()
+
+    def _call(self) -> None:
+        """Something can be sent now."""
         if self._idle_senders:
-            self._work.notify()
+            self._call_idle()
+        elif self._alarm_ns is not None:
+            self._alarm.notify()
+
+    def _call_idle(self) -> None:
+        self._idle_senders -= 1
+        self._work.notify()
+
+    def _set_alarm(self, due_ns: int) -> None:
+        """Somebody must wake then, if any sender is idle."""
+        if self._alarm_ns is not None:
+            if due_ns < self._alarm_ns:
+                self._alarm.notify()
+        elif self._idle_senders:
+            self._call_idle()
+
+    def _leave(self) -> None:
+        """A sender leaves with a parcel: who is idle sees to what is left."""
+        if self._urgent or self._refused:
+            self._call()
+        elif self._ready:
+            due_ns = self._ready[0][0]
+            if due_ns <= self._clock():
+                self._call()
+            else:
+                self._set_alarm(due_ns)
+
+    def _wait(self) -> None:
+        if self._ready and self._alarm_ns is None:
+            self._alarm_ns = self._ready[0][0]
+            self._alarm.wait(max(0, self._alarm_ns - self._clock()) / 1e9)
+            self._alarm_ns = None
+        else:
+            self._idle_senders += 1
+            self._work.wait()
 
     def _next(self) -> Ticket | None:
         if self._urgent:
             return self._urgent.popleft()
         self._refused_next = not self._refused_next
-        first, second = (self._ready, self._refused) if self._refused_next else (self._refused, self._ready)
-        queue = first or second
-        return queue.popleft() if queue else None
+        if self._refused and self._refused_next:
+            return self._refused.popleft()
+        if self._ready and (self._closed or self._ready[0][0] <= self._clock()):
+            return heapq.heappop(self._ready)[2]
+        return self._refused.popleft() if self._refused else None
 
     def _pack(self, ticket: Ticket) -> Parcel | None:
+        if not ticket.queued:
+            return None  # its last response was taken from a better place
         ticket.queued = False
         ending = ticket.life.ending
         if not ticket.texts and ending is None:
             return None  # it moved to another engine after it was queued
-        ticket.sending = True
+        ticket.sending, ticket.taken_ns = True, self._clock()
+        if ending is not None:
+            self.cadence.streams -= ticket.responses > 0
+        elif not ticket.responses:
+            self.cadence.streams += 1
         if ticket.life.state is State.DISPATCHED:
             ticket.life.advance(State.ANSWERING)
         parcel = Parcel(ticket, ticket.texts, ticket.tokens, tuple(ticket.logprobs), ticket.cumulative_logprob, ending)

@@ -13,10 +13,13 @@ from contextlib import AbstractContextManager
 
 from ..contracts.answers import Chunk
 from ..contracts.errors import EngineFailed, TritandemError, told
+from ..machine.processes import thread_spent_ns
 from .desk import Desk, Parcel
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
+
+COSTED = 32  # responses between two looks at what they cost
 
 
 class Senders:
@@ -48,7 +51,13 @@ class Senders:
 
     def _run(self) -> None:
         previous: Ticket | None = None
+        responses, used_ns = 0, thread_spent_ns()
         while True:
+            if responses == COSTED:
+                now_used_ns = thread_spent_ns()
+                self._desk.note_cost(now_used_ns - used_ns, responses)
+                responses, used_ns = 0, now_used_ns
+            responses += 1
             parcel = self._desk.take(previous)
             if parcel is None:
                 return

@@ -21,6 +21,7 @@ from ..contracts.answers import ResponseSink
 from ..contracts.errors import Draining, EngineFailed, Saturated
 from ..contracts.requests import GenerationRequest, PriorityClass
 from ..contracts.stream import EnginePort
+from .cadence import Cadence
 from .cancel_watch import CancelWatch
 from .choices import Choices, ChoiceSink, parts, stamps_of
 from .core import SchedulerCore
@@ -70,7 +71,8 @@ class SchedulerService:
         self._closed = False  # under _all_done: no submission after that
         self._stopping = False  # under _wake: the scheduling thread returns
 
-        self._desk = Desk(config.max_buffered_chars, lambda ticket: self._tell(Ended(ticket)))
+        cadence = Cadence(config.sender_share)
+        self._desk = Desk(config.max_buffered_chars, lambda ticket: self._tell(Ended(ticket)), cadence, clock)
         self._senders = Senders(self._desk, config.sender_threads, clock, self._delivered, in_send)
         self._watch = CancelWatch(
             config.cancel_poll_s, config.cancel_poll_share, lambda ticket: self._desk.end(ticket, CLIENT_GONE)

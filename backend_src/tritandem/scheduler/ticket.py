@@ -33,6 +33,7 @@ class Ticket:
         "cumulative_logprob",
         "delivered_tokens",
         "dispatched_ns",
+        "due_ns",
         "engine",
         "engine_name",
         "engine_stamps",
@@ -59,6 +60,7 @@ class Ticket:
         "sink",
         "stop_reason",
         "submissions",
+        "taken_ns",
         "text_state",
         "texts",
         "tokens",
@@ -95,6 +97,7 @@ class Ticket:
         self.life = Life()
         self.engine_name = ""
         self.queued = self.sending = False  # in a ready queue; in a sender's hands
+        self.due_ns = self.taken_ns = 0  # when a sender may take it; when one last did
         self.first_sent_ns = self.last_sent_ns = 0
         self.longest_pause_ns = 0  # between two responses
         self.responses = self.delivered_tokens = 0

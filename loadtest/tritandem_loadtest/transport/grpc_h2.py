@@ -51,7 +51,7 @@ class H2Transport:
             result.outcome, result.error = stamps.UNREACHABLE, str(error)
             return result
         ended = stream.done.wait(max(0.0, timeout_s - (time.monotonic_ns() - result.sent_ns) / 1e9))
-        result.end_ns = time.monotonic_ns()
+        result.end_ns = stream.ended_ns or time.monotonic_ns()
         result.messages = stream.messages
         if ended:
             result.outcome, result.error = _outcome(stream)

@@ -48,7 +48,17 @@ class ConnectionLost(Exception):
 class GrpcStream:
     """One request on its way. `messages`: (monotonic ns of the read, payload without gRPC's five-byte prefix)."""
 
-    __slots__ = ("done", "error", "headers", "messages", "partial", "stream_id", "unacknowledged", "writable")
+    __slots__ = (
+        "done",
+        "ended_ns",
+        "error",
+        "headers",
+        "messages",
+        "partial",
+        "stream_id",
+        "unacknowledged",
+        "writable",
+    )
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
@@ -58,6 +68,7 @@ class GrpcStream:
         self.headers: dict[str, str] = {}
         self.error = ""  # "": ended by the server's trailers
         self.done = Event()
+        self.ended_ns = 0  # when its end was read: the greenlet that waits for it may wake much later
         self.writable = Event()
 
     def take(self, data: bytes, now_ns: int) -> None:
@@ -75,7 +86,7 @@ class GrpcStream:
 
     def end(self, error: str = "") -> None:
         if not self.done.is_set():
-            self.error = error
+            self.error, self.ended_ns = error, time.monotonic_ns()
             self.done.set()
             self.writable.set()
 

@@ -29,6 +29,7 @@ _TYPE_OF_OUTPUT = {
     for tensor in OUTPUTS
     if tensor.name in PERF_OUTPUTS
 }
+COUNTS, MOST_COUNTS = ("num_input_tokens", "num_output_tokens"), 24
 # Outputs of which each of several answers has its own.
 PER_SEQUENCE = frozenset(
     (
@@ -73,6 +74,8 @@ class TritonSink:
         self._wanted = frozenset(wanted)
         dialect = returns.dialect
         self._indices = dialect.indices or len(self._wanted) < len(OUTPUTS)
+        self._no_indices = self._wanted.isdisjoint(("batch_index", "sequence_index"))
+        self._counts: dict[tuple[str, int], Any] = {}  # tensors that have gone out already
         self._echoed_ids = returns.echoed_ids
         self._echoed: set[int | None] = set()  # answers that have begun with them
         self._output_tokens, self._block_tokens = 0, block_tokens
@@ -141,8 +144,22 @@ class TritonSink:
         if chunk.choices:
             each = [self._arrays(one) for one in chunk.choices]
             arrays |= {name: _joined([one[name] for one in each]) for name in arrays if name in PER_SEQUENCE}
-        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in self._wanted]
+        wanted = self._wanted
+        tensors = [self._tensor(name, array) for name, array in arrays.items() if name in wanted]
         return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    def _tensor(self, name: str, array: Any) -> Any:
+        """Making one costs more than all else in a short response, and the same few counts come again and again: one
+        sink's responses go out one after another, so that they may share them."""
+        if name not in COUNTS or array.size > 1:
+            return pb_utils.Tensor(name, array)
+        key = (name, int(array[0]))
+        tensor = self._counts.get(key)
+        if tensor is None:
+            tensor = pb_utils.Tensor(name, array)
+            if len(self._counts) < MOST_COUNTS:
+                self._counts[key] = tensor
+        return tensor
 
     def _arrays(self, chunk: Chunk) -> dict[str, Any]:
         arrays = self._every_response(chunk)
@@ -168,7 +185,7 @@ class TritonSink:
         if "output_log_probs" in names:
             arrays["cum_log_probs"] = np.array([chunk.cumulative_logprob], np.float32)
             arrays["output_log_probs"] = np.array([[[one.logprob for one in chunk.logprobs]]], np.float32)
-        if self._indices or chunk.index is not None or chunk.choices:
+        if not self._no_indices and (self._indices or chunk.index is not None or chunk.choices):
             arrays["batch_index"] = np.zeros((1, 1), np.int32)
             arrays["sequence_index"] = np.full((1, 1), chunk.index or 0, np.int32)
         if self._returns.dialect.finish_reason_always and "finish_reason" in names:

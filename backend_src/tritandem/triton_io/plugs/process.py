@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 from ...config import config_from_environment, heartbeat_from_environment
 from ...contracts.printable import MAX_TRACEBACK_CHARS, printable
 from ...telemetry.heartbeat import Busy, Heartbeat
+from ..stub_2_51 import quick_tensors
 from ..stub_2_51.leaving import leave_without_teardown
 
 
@@ -43,6 +44,7 @@ class Process:
 
     def __init__(self, args: Mapping[str, str]) -> None:
         leave_without_teardown()
+        quick_tensors.install(pb_utils)
         self._heartbeat = Heartbeat(heartbeat_from_environment())
         log_to_triton()
         self.args, self.config = args, config_from_environment()
