@@ -299,6 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         devices = torch_devices(args.devices)
     except ValueError as error:
         parser.error(str(error))
+    # Streams that share a queue to their GPU would wait for each other. Read when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     rows = [int(count) for count in args.rows.split(",")]
     found = measure(devices, rows, args.width, args.calls, args.replays, args.endure)
     print(table(found))
