@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import check_model, load_model
 from tritandem.engine.model.quantized.files import quantized_files
+from tritandem.engine.model.quantized.kv_scales import use_cache_scales
+from tritandem.engine.model.quantized.loading import quantize_model
+from tritandem.engine.model.quantized.packing import PackedLinear
 from tritandem.engine.model.quantized.weight import quantize_fp8, quantize_int4
 from tritandem.engine.runners.cpu import CpuRunner
 
@@ -65,14 +69,89 @@ def test_an_engine_answers_from_a_quantized_checkpoint(tmp_path: Path) -> None:
     assert answer.tokens == wanted[0, 9:].tolist()
 
 
-def test_calibrated_scales_of_keys_and_values_are_left_aside(tmp_path: Path) -> None:
-    scale = {
-        f"model.layers.{i}.self_attn.{name}": torch.tensor(0.5) for i in range(2) for name in ("k_scale", "v_scale")
+FP8_CACHE = dataclasses.replace(CPU, kv_dtype="fp8_e4m3")
+NAMES = {
+    "ModelOpt": ("k_proj.k_scale", "v_proj.v_scale"),
+    "compressed-tensors": ("k_scale", "v_scale"),
+    "older": ("k_proj.output_scale", "v_proj.output_scale"),
+    "one for both": ("kv_scale",),
+}
+
+
+def with_large_keys() -> PreTrainedModel:
+    """Keys and values of thousands, which an FP8 cache without scales cuts; the same answers."""
+    model = made.tiny_model()
+    for layer in model.model.layers:
+        for name, factor in (("k_proj", 2000.0), ("q_proj", 1 / 2000), ("v_proj", 4000.0), ("o_proj", 1 / 4000)):
+            getattr(layer.self_attn, name).weight.data *= factor
+    return model
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_calibrated_scales_of_keys_and_values_keep_them_inside_an_fp8_cache(names: str, tmp_path: Path) -> None:
+    reference = with_large_keys()
+    scales = {
+        f"model.layers.{i}.self_attn.{name}": torch.tensor([[30.0], [100.0]]) for i in range(2) for name in NAMES[names]
     }
-    reference = made.tiny_model()
-    made.write(tmp_path, reference, *made.FORMATS["ModelOpt FP8"], **scale)
+    made.write(tmp_path, reference, *made.FORMATS["ModelOpt FP8"], **scales)
     check_model(tmp_path)
-    assert distance(logits(load_model(tmp_path, CPU, silent).model), logits(reference)) < TOLERANCE
+    told: list[str] = []
+    loaded = load_model(tmp_path, FP8_CACHE, told.append)
+    assert "calibrated scales of the KV cache of 2 layers are part of its weights, as powers of two" in told
+    answer = Rig(CpuRunner(loaded, FP8_CACHE)).run([request(0, range(9), max_tokens=8)])[0]
+    assert distance(logits(loaded.model), logits(reference)) < TOLERANCE, "what is not cached is what it was"
+    before = made.tiny_model().model.layers[0].self_attn.k_proj.weight.data.abs().max() * 2000
+    after = loaded.model.model.layers[0].self_attn.k_proj.weight.abs().max()
+    assert float(before / after) == pytest.approx(128, rel=0.05)
+    prompt = list(range(9))
+    with torch.no_grad():
+        full = reference(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
+    behind = full.amax(1) - full.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+    assert float((behind / full.std(1)).max()) < 0.4, "FP8's digits may turn a choice, not more"
+
+
+def test_scales_of_a_cache_that_are_not_used_are_told(tmp_path: Path) -> None:
+    reference = with_large_keys()
+    scales = {
+        f"model.layers.{i}.self_attn.{name}": torch.tensor(9.0) for i in range(2) for name in ("k_scale", "v_scale")
+    }
+    stated, store = made.FORMATS["compressed-tensors FP8 dynamic"]
+    for config, cache, said in (
+        (CPU, None, "are not used: the KV cache is torch.float32; engine.kv_dtype fp8_e4m3 uses them"),
+        (FP8_CACHE, {"num_bits": 8, "type": "int"}, "are not used: they are for 8-bit int"),
+    ):
+        folder = tmp_path / str(cache)
+        folder.mkdir()
+        made.write(folder, with_large_keys(), {**stated, "kv_cache_scheme": cache}, store, **scales)
+        told: list[str] = []
+        load_model(folder, config, told.append)
+        assert any(line.endswith(said) for line in told), told
+    del scales["model.layers.1.self_attn.v_scale"]
+    made.write(folder, reference, stated, store, **scales)
+    with pytest.raises(ConfigError, match="self_attn has a scale of k alone"):
+        load_model(folder, FP8_CACHE, silent)
+
+
+@torch.no_grad()
+def test_scales_go_into_the_norms_of_keys_and_into_packed_weights() -> None:
+    config = Qwen3Config(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=128, initializer_range=0.3, attention_bias=True,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    quantize_model(model, "int4", "lm_head", torch.device("cpu"), silent, packed=True)
+    before = logits(model)
+    names = [f"model.layers.{i}.self_attn" for i in range(2)]
+    packed = model.get_submodule(f"{names[0]}.v_proj")
+    assert isinstance(packed, PackedLinear)
+    values = packed(torch.ones(1, 64))
+    assert use_cache_scales(model, dict.fromkeys(names, (0.07, 5.0))) is None
+    assert torch.equal(packed(torch.ones(1, 64)) * 8.0, values)
+    assert model.get_parameter(f"{names[0]}.k_norm.weight").unique().tolist() == [8.0]
+    assert distance(logits(model), before) < TOLERANCE
+    assert use_cache_scales(model, {"model.layers.7": (1.0, 1.0)}) == "model.layers.7 is no part of this model"
 
 
 def test_calibrated_scales_of_inputs_are_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from .weight_files import Weight
 SERVED = "compressed-tensors (FP8, INT4), fp8 (by block or tensor), modelopt (FP8), gptq (4 bits), awq (4 bits, gemm)"
 MXFP4 = "mxfp4"  # gpt-oss: transformers' loader unpacks its experts, for it the model is whole
 MODELOPT = "hf_quant_config.json"  # where ModelOpt writes what newer exports repeat in config.json
+CACHE_KIND = "8-bit float"  # of cached keys and values whose scales are served
 CODES_A_WORD = 8  # of four bits
 _SCALES_OF_INPUTS = ("input_scale", "activation_scale")
 # Queries and probabilities are not rounded, nor what a layer puts out; of cached keys and values see `CACHE_SCALE`.
@@ -43,7 +44,7 @@ class Quantization:
     method: str
     zero_shift: int = 0
     block: tuple[int, int] = (128, 128)
-    cache: str = "8-bit float"
+    cache: str = CACHE_KIND
 
 
 @dataclass(frozen=True, slots=True)

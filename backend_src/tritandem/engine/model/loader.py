@@ -21,15 +21,17 @@ from ...contracts.errors import ConfigError
 from ...machine.device import DeviceGroup
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
-from ...model_facts.quantization import MXFP4, refuse_twice
+from ...model_facts.quantization import CACHE_KIND, MXFP4, refuse_twice
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
+from ..attention.kv_type import FP8, resolve_kv_type
 from ..parallel.interface import Rank
 from .gguf.config import gguf_config
 from .gguf.model import check_gguf, load_gguf, unpacked_words
 from .packed import ATTENTION_NAME, LayerShape
 from .part_files import load_part
 from .quantized.files import QuantizedFiles, quantized_files
+from .quantized.kv_scales import use_cache_scales
 from .quantized.loading import load_quantized, quantize_model
 from .share import Share
 from .states.cache import state_bytes
@@ -124,6 +126,8 @@ def load_weights(
     if config.quantization != "none":
         kind, kept = config.quantization, config.unquantized_layers
         quantize_model(model, kind, kept, device, on_progress, packed=device.type == "cuda")
+    if files is not None:
+        _use_cache_scales(model, files, resolve_kv_type(config.kv_dtype, dtype, device), on_progress)
     return model, share
 
 
@@ -139,6 +143,23 @@ def inspected(model: PreTrainedModel, on_progress: Callable[[str], None]) -> Loa
             f"layers keep {loaded.state_bytes / 2**20:.1f} MiB of each sequence: no prefix cache for this model"
         )
     return loaded
+
+
+def _use_cache_scales(
+    model: PreTrainedModel, files: QuantizedFiles, kv_type: torch.dtype, on_progress: Callable[[str], None]
+) -> None:
+    """Those of a checkpoint, with an FP8 cache; what becomes of them is said. Raises ConfigError."""
+    scales = files.cache_scales()
+    if not scales:
+        return
+    if kv_type != FP8:
+        reason: str | None = f"the KV cache is {kv_type}; engine.kv_dtype fp8_e4m3 uses them"
+    elif files.quantization.cache != CACHE_KIND:
+        reason = f"they are for {files.quantization.cache}"
+    else:
+        reason = use_cache_scales(model, scales)
+    told = "are part of its weights, as powers of two" if reason is None else f"are not used: {reason}"
+    on_progress(f"calibrated scales of the KV cache of {len(scales)} layers {told}")
 
 
 def _read_config(path: Path, header: GgufHeader | None) -> tuple[PreTrainedConfig, Any]:

@@ -13,7 +13,14 @@ from safetensors import safe_open
 
 from ....contracts.errors import ConfigError
 from ....model_facts.folder import read_folder
-from ....model_facts.quantization import Quantization, StoredLayer, quantization_of, read_quantization, stored_layers
+from ....model_facts.quantization import (
+    Quantization,
+    StoredLayer,
+    cache_scales,
+    quantization_of,
+    read_quantization,
+    stored_layers,
+)
 from ....model_facts.weight_files import Weight, read_weights, weight_files
 from .layouts import unpack_layer
 from .weight import QuantizedWeight
@@ -37,6 +44,20 @@ class QuantizedFiles:
     def stored_bytes(self) -> int:
         """Of the quantized layers, scales included."""
         return sum(self._weights[name].stored_bytes for layer in self.layers.values() for name in layer.parts.values())
+
+    def cache_scales(self) -> dict[str, tuple[float, float]]:
+        """Calibrated scales of cached keys and values, by the name of an attention module; of heads the largest.
+
+        Raises ConfigError."""
+        found = {}
+        for name, parts in cache_scales(self._weights).items():
+            if set(parts) != {"k", "v"}:
+                raise ConfigError(f"{self.folder}: {name} has a scale of {''.join(parts)} alone, expected of k and v")
+            key, value = (float(self._file_of(parts[kind]).get_tensor(parts[kind]).float().max()) for kind in "kv")
+            if not (0.0 < key < float("inf") and 0.0 < value < float("inf")):
+                raise ConfigError(f"{self.folder}: {name}: scales of k and v are {key} and {value}, expected above 0")
+            found[name] = key, value
+        return found
 
     def state(self, dtype: torch.dtype, packed: Collection[str]) -> dict[str, Any]:
         """What `from_pretrained` takes as a state dict: each value is read when it is indexed, in `dtype` if it was

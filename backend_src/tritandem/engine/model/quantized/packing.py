@@ -89,7 +89,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     span = next((s for s in SPANS if inner % (2 * s) == 0 and group % s == 0), None)
     if span is None:
         raise ValueError(f"{inner} inputs in groups of {group}")
-    codes, scales = _pack_codes(values, span), _narrowed(weight.scales)
+    codes, scales = _pack_codes(values, span), narrowed(weight.scales)
     return PackedWeight(codes, scales, inner, group, span, weight.zeros, order)
 
 
@@ -139,7 +139,7 @@ def _unpack_codes(packed: torch.Tensor, span: int) -> torch.Tensor:
     return torch.cat((bytes_ & 15, bytes_ >> 4), dim=2).flatten(1)
 
 
-def _narrowed(scales: torch.Tensor) -> torch.Tensor:
+def narrowed(scales: torch.Tensor) -> torch.Tensor:
     """In two bytes where that changes nothing, which it does not for scales that a file had in two bytes."""
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scales.to(dtype).to(scales.dtype), scales):
