@@ -187,7 +187,7 @@ def test_what_does_not_divide_is_refused_by_name(
         build_ranks(tmp_path, EngineConfig(random_weights=True), [torch.device("cpu")] * count, lambda _: None)
 
 
-@pytest.mark.parametrize("kind", ["phi3", "gpt_neox", "gpt_oss", "gpt2"])
+@pytest.mark.parametrize("kind", ["phi3", "gpt_neox", "gpt_oss", "gpt2", "qwen3_next"])
 def test_a_model_whose_layers_are_not_cut_is_refused_and_none_of_it_served(kind: str, tmp_path: Path) -> None:
     CONFIGS[kind]().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"cut over ranks|not cut|over 2 ranks"):
