@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 from types import ModuleType
 
 import numpy as np
@@ -43,6 +44,18 @@ def test_every_text_is_written_as_triton_writes_it(modules, texts) -> None:
     shapes = [array, array.reshape(1, -1), np.asfortranarray(np.array([texts, texts], dtype=np.object_))]
     for shaped in shapes:
         assert quick.serialize_byte_tensor(shaped) == slow.serialize_byte_tensor(shaped)
+        encoded = np.frombuffer(slow.serialize_byte_tensor(shaped) or b"", np.uint8)
+        read = quick.deserialize_bytes_tensor(encoded)
+        assert read.dtype == object
+        assert read.tolist() == slow.deserialize_bytes_tensor(encoded).tolist()
     fixed = np.array([b"abc", b"d"], dtype=np.bytes_)
     assert quick.serialize_byte_tensor(fixed) == slow.serialize_byte_tensor(fixed)
     assert quick.serialize_byte_tensor(np.array([1])) is slow.serialize_byte_tensor(np.array([1])) is None
+
+
+@pytest.mark.parametrize("cut", [1, 4, 6])
+def test_what_is_cut_short_is_refused_as_triton_refuses_it(modules, cut) -> None:
+    cut_short = np.frombuffer(b"\3\0\0\0abc\3\0\0\0abc"[: 7 + cut], np.uint8)
+    for module in modules:
+        with pytest.raises(struct.error):
+            module.deserialize_bytes_tensor(cut_short)

@@ -60,6 +60,11 @@ class TokenRouter:
                 if ticket.seq_id != all_ids[row] or ticket.life.state is State.ENDED:
                     continue  # it ended or moved while its text was made
                 code, used, text = finish[row], counts[row], step.text
+                if code == RUNNING and not (
+                    step.stopped or ticket.blank or ticket.wants_logprobs or type(step) is _Broken
+                ):
+                    desk.append(ticket, text, used)  # nearly every row
+                    continue
                 ending: Ending | None = None
                 if step.stopped:
                     used = step.tokens_used

@@ -70,12 +70,15 @@ class Desk:
         """Text of a running request; a reader too slow for the bounded buffer ends as FAILED. Log-probabilities count
         as the text that they become, and go out with the next."""
         ticket.tokens += tokens
-        chars = len(text) + sum(CHARS_OF_LOGPROB * (1 + len(one.top)) for one in logprobs)
-        ticket.logprobs += logprobs
+        chars = 0
+        if text:
+            chars = len(text)
+            ticket.texts.append(text)
+        if logprobs:
+            chars += sum(CHARS_OF_LOGPROB * (1 + len(one.top)) for one in logprobs)
+            ticket.logprobs += logprobs
         ticket.chars += chars
         self.buffered_chars += chars
-        if text:
-            ticket.texts.append(text)
         if not ticket.request.output.stream:
             return
         if ticket.chars > self._max_buffered_chars:

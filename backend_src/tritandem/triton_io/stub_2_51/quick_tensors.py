@@ -20,7 +20,12 @@ _LENGTH = struct.Struct("<I")
 def install(module: Any) -> None:
     """Into `triton_python_backend_utils`, once, before the first tensor. Where a version of it has no such function,
     its stub asks for none."""
-    for name, make in (("serialize_byte_tensor", _serialize), ("numpy_to_triton_type", _type_of)):
+    quick = {
+        "serialize_byte_tensor": _serialize,
+        "deserialize_bytes_tensor": _deserialize,
+        "numpy_to_triton_type": _type_of,
+    }
+    for name, make in quick.items():
         if (slow := getattr(module, name, None)) is not None:
             setattr(module, name, make(slow))
 
@@ -45,3 +50,16 @@ def _serialize(slow: Any) -> Any:
         return b"".join(parts)
 
     return serialize_byte_tensor
+
+
+def _deserialize(slow: Any) -> Any:
+    def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
+        written = bytes(encoded_tensor)
+        texts, at, end = [], 0, len(written)
+        while at + _LENGTH.size <= end:
+            begin = at + _LENGTH.size
+            at = begin + _LENGTH.unpack_from(written, at)[0]
+            texts.append(written[begin:at])
+        return np.array(texts, dtype=np.object_) if at == end else slow(encoded_tensor)
+
+    return deserialize_bytes_tensor
