@@ -51,9 +51,7 @@ def repository(folder: Path, step_s: float) -> Path:
 
 def measure(server: TritonServer, model: str, streams: int, args: argparse.Namespace) -> dict[str, Any]:
     times = {"duration_s": WARMUP_S + args.seconds, "warmup_s": WARMUP_S}
-    load = word_load(
-        server.grpc_url, model, args.words, args.tokens, **closed(streams, args.processes, args.connections), **times
-    )
+    load = word_load(server.grpc_url, model, args.words, args.tokens, **closed(streams, args.processes), **times)
     summary = run(load).summary
     offered = streams / args.step_ms * 1000
     return {
@@ -102,7 +100,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured, for each row")
     parser.add_argument("--processes", type=int, default=1, help="load-generating processes")
-    parser.add_argument("--connections", type=int, default=0, help="of gRPC, in all; 0: four of each process")
     parser.add_argument("--port", type=int, default=18090, help="first of three free ports")
     return parser.parse_args(argv)
 

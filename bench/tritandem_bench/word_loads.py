@@ -18,10 +18,9 @@ def word_load(url: str, model: str, words: int, tokens: int, **more: Any) -> Run
     return RunConfig(url=url, model=model, workload="words", ignore_eos=True, **more)
 
 
-def closed(streams: int, processes: int, connections: int = 0) -> dict[str, Any]:
-    """The arrivals of a closed loop, as `more` of `word_load`, over so many connections in all; 0: four a process."""
-    more = {"connections": max(1, connections // processes)} if connections else {}
-    return {"arrival": "closed", "users": streams, "processes": processes, **more}
+def closed(streams: int, processes: int) -> dict[str, Any]:
+    """The arrivals of a closed loop, as `more` of `word_load`."""
+    return {"arrival": "closed", "users": streams, "processes": processes}
 
 
 def add_prompts_flag(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from tritandem_bench.word_loads import closed, read_prompts
+from tritandem_bench.word_loads import read_prompts
 
 
 @pytest.mark.parametrize(("text", "pool"), [("distinct", 0), ("pool:1", 1), ("pool:64", 64)])
@@ -17,10 +17,3 @@ def test_benchmarks_say_distinct_or_pool(text: str, pool: int) -> None:
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="distinct or pool:N"):
         read_prompts(text)
-
-
-def test_connections_are_those_of_all_processes_together() -> None:
-    assert closed(256, 4, 256)["connections"] == 64
-    assert closed(256, 4, 8)["connections"] == 2
-    assert closed(256, 4, 1)["connections"] == 1
-    assert "connections" not in closed(256, 4)

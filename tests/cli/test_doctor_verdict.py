@@ -257,28 +257,6 @@ CASES = (
         "5000 characters wait for a sender, and 1.5 threads are sending",
     ),
     Case(
-        "text waits for busy senders, and streams stand still",
-        {
-            **LIGHT,
-            "tritandem_unsent_characters": (5000, 9000),
-            **histogram("tritandem_send_seconds", 60000, 0.00025),
-            **histogram("tritandem_longest_pause_seconds", 100, 0.7),
-        },
-        Verdict.DELIVERY,
-        Severity.WARNING,
-        "threads are sending; a stream stands still for 0.70 s at its longest",
-    ),
-    Case(
-        "text waits for its turn, and no stream stutters",
-        {
-            **LIGHT,
-            "tritandem_unsent_characters": (5000, 9000),
-            **histogram("tritandem_send_seconds", 60000, 0.00025),
-            **histogram("tritandem_longest_pause_seconds", 100, 0.09),
-        },
-        Verdict.UNHINDERED,
-    ),
-    Case(
         "requests wait for an engine on the CPU",
         {**LIGHT, **QUEUED},
         Verdict.ENGINE,

@@ -169,21 +169,6 @@ def test_whoever_comes_goes_or_gives_way_changes_nobody_else_s_answer(seed: int)
     assert load.free_blocks == load.total_blocks
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_several_answers_to_one_prompt_share_its_blocks_all_the_same(ahead: int) -> None:
-    [ids] = prompts(1, seed=6, low=30, high=31)
-    requests = [
-        dataclasses.replace(structured(i, ids, regex(FIXED[i % 3]), **{**DRAWN, "seed": i}), family=1) for i in range(5)
-    ]
-    few, many = (
-        answered(DelayedRunner(make_runner(), ahead) if ahead else make_runner(), requests, forcing)
-        for forcing in (EVERYWHERE, WITHOUT)
-    )
-    assert ends(few.answers) == ends(many.answers)
-    assert few.core.load().steps < many.core.load().steps
-    assert few.core.load().prefix_hit_tokens == many.core.load().prefix_hit_tokens == 4 * 29
-
-
 def test_a_preempted_answer_goes_on_behind_what_was_taken() -> None:
     requests = [structured(i, ids, regex(FIXED[3]), **DRAWN) for i, ids in enumerate(prompts(8, seed=3, low=20))]
     plenty = answered(make_runner(), requests, WITHOUT).answers

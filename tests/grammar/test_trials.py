@@ -129,7 +129,7 @@ def test_another_tenant_waits_for_no_trial_of_one_that_has_brought_many() -> Non
     assert fresh.exception(WAIT_S) is None
     full = hostile[-1].exception(WAIT_S)
     assert isinstance(full, Saturated), "a tenant fills a line without end"
-    assert re.match(r"here: 4 grammars that take more than 0\.05 s are being tried; retry after 8\.0 s", str(full))
+    assert re.match(r"here: 4 grammars that take more than 0\.1 s are being tried; retry after 8\.0 s", str(full))
     again = trials.check(long_ones(7)[-1], "here", "greedy")
     assert again is not hostile[-1], "for lack of room, which is no fault of its own"
     trials.close()

@@ -25,10 +25,10 @@ from .vocabulary import Vocabulary
 
 AT_ONCE = 2  # trials, of two tenants
 FORKS = AT_ONCE + 2  # one that takes long beside them, and one ahead, so that a trial does not wait for a fork
-QUICK_S = 0.05  # of work; the usual grammar takes 3 ms. Who needs longer begins again, in the other line
+QUICK_S = 0.1  # of work; the usual grammar takes 3 ms. Who needs longer begins again, in the other line
 MOST_LONG = 8  # in that line
 MOST_LONG_OF_ONE = 4  # tenant
-LONG_NICENESS = 10  # of long trials: who decodes goes first. For a quick one somebody waits with a first token
+NICENESS, LONG_NICENESS = 5, 10  # who decodes goes first, and long trials last
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,7 @@ def main() -> None:
     if (first := read_message(0)) is None:
         return
     json_text, rows, end_ids, seconds, memory_bytes = json.loads(first[1])
+    os.nice(NICENESS)
     vocabulary: Vocabulary | ConfigError
     try:
         vocabulary = Vocabulary(json_text, rows, end_ids)

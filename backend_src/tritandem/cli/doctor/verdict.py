@@ -69,7 +69,6 @@ HIGH_MASK_WAIT_SHARE = 0.1
 HIGH_KV_SHARE, FULL_KV_SHARE = 0.6, 0.95
 MANY_PREEMPTIONS_PER_S = 0.1
 HIGH_SEND_BUSY = 0.5
-HIGH_PAUSE_S = 0.2  # mean over streams of the longest time between two responses; below it a reader sees no stutter
 HIGH_GPU_UTILISATION = 0.9
 
 
@@ -199,8 +198,7 @@ def _delivery(s: Signals) -> Finding | None:
                 "the server loses nothing by it but memory: other streams go on",
             ),
         )
-    stutters = s.longest_pause_s is None or s.longest_pause_s >= HIGH_PAUSE_S
-    if s.unsent_characters >= 1 and s.send_busy >= HIGH_SEND_BUSY and stutters:
+    if s.unsent_characters >= 1 and s.send_busy >= HIGH_SEND_BUSY:
         return Finding(
             Verdict.DELIVERY,
             Severity.WARNING,

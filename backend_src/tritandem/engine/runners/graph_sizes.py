@@ -23,8 +23,9 @@ from .pass_size import (
     token_buckets,
 )
 
-# Draws with and without filters are what is asked for most beside greedy answers.
-DRAWN, _UNFILTERED = (SamplingFeatures(frozenset(names)) for names in (("sampled", "filtered"), ("sampled",)))
+# What draws without and with filters is asked for most; the graph with filters serves both.
+DRAWN = SamplingFeatures(frozenset({"sampled", "filtered"}))
+_PLAIN_DRAWS = (DRAWN, SamplingFeatures(frozenset({"sampled"})))
 _FIRST_DRAWN = (1, 8, 64)  # rows
 _FIRST_ROWS = 64  # of passes, beside none and the most
 _TELL_EVERY_S = 1.0
@@ -51,13 +52,14 @@ class GraphSizes:
     # -- what a step takes -----------------------------------------------------------------------------
 
     def decode(self, rows: int, features: SamplingFeatures) -> DecodeSize:
-        """The step of its own that holds `rows`, with `features`."""
+        """The step of its own that holds `rows` and serves `features`."""
         at = bisect_left(self.buckets, rows)
         best = DecodeSize(self.buckets[at], features)
         if best in self._there or not self._captures:
             return best
         self._wanted[best] = self._wanted.get(best, 0) + 1
-        sizes = (DecodeSize(bucket, features) for bucket in self.buckets[at:])
+        variants = (features, DRAWN) if features in _PLAIN_DRAWS else (features,)
+        sizes = (DecodeSize(bucket, variant) for variant in variants for bucket in self.buckets[at:])
         return next((size for size in sizes if size in self._there), best)
 
     def carrying(self, rows: int, chunks: Sequence[PrefillChunk]) -> PassSize | None:
@@ -108,7 +110,7 @@ class GraphSizes:
         passes |= {PassSize(rows, tokens) for rows in beside for tokens in coarse}
         return [
             *sorted(passes, key=lambda size: -size.rows - size.tokens),
-            *(DecodeSize(rows, features) for features in (DRAWN, _UNFILTERED) for rows in reversed(drawn)),
+            *(DecodeSize(rows, DRAWN) for rows in reversed(drawn)),
             *reversed(steps),
         ]
 

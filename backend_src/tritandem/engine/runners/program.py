@@ -51,7 +51,7 @@ class Program:
     size: PassSize | None  # of the captured pass that carries the chunks and, where it has rows, the decode rows
     firsts: int  # chunks of that pass that are their prompt's last
     eager: EagerChunks | None
-    step: DecodeSize | None  # the decode step of its own, padding included
+    step: DecodeSize | None  # the decode step of its own, whose features may be more than those asked for
     features: SamplingFeatures
     decode_rows: tuple[int, ...]
     records: tuple[Record, ...]  # in the order in which they are written
