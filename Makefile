@@ -76,6 +76,7 @@ soak: model
 
 ecosystem: model
 	@$(BIN)/python -m tools.ecosystem $(ARGS)
+	$(BIN)/python -m pytest -q -rs -m triton tests/real_triton/test_nvidias_front.py
 
 clean:
 	rm -rf $(VENV) $(AUDIT) .ecosystem build */build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis loadtest/results

@@ -196,3 +196,7 @@ def test_nvidias_openai_front_finds_answers_without_prompts_and_their_usage(conf
     assert (len(chat[1]), chat[2]) == (1, 8)
     completion = openai_front("1, 2, 3,", completion=True, stop_words=text("6", "9"), seed=number(4, np.uint64))
     assert texts_and_usage(completion)[0] == " 4, 5, "
+    schema = {"type": "object", "properties": {"n": {"enum": [7, 8]}}, "required": ["n"], "additionalProperties": False}
+    guided = {"guided_decoding_guide_type": text("json_schema"), "guided_decoding_guide": text(json.dumps(schema))}
+    called = texts_and_usage(openai_front(asked, max_tokens=number(40, np.int32), **guided))[0]
+    assert json.loads(called)["n"] in (7, 8), "a function that must be called"
