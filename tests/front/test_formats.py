@@ -10,6 +10,7 @@ import pytest
 from tritandem.front.formats.choose import TOOLS, Formats, choose
 from tritandem.front.formats.text import Said, Thought
 from tritandem.front.formats.turn import ID_CHARS, Begun, More, Turn
+from tritandem.front.worker import prompts_of
 
 NAMES = ("add", "get_weather", "get")
 Meaning = tuple[str, str, list[tuple[str, Any]]]  # said, thought, calls
@@ -223,16 +224,27 @@ def test_ids_of_calls_are_what_templates_take() -> None:
 
 
 QWEN = (
-    "{%- if tools %}<tool_call>\\n{\"name\": <function-name>}</tool_call>{%- endif %}{% set c = c.split('</think>') %}"
+    '{%- if tools %}<tool_call>\\n{"name": <function-name>}</tool_call>{%- endif %}'
+    "{% set c = 'a</think>b'.split('</think>') %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
 )
+SILENT = "{%- if silent is defined and silent %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
 TEMPLATES = {
-    QWEN + "{%- if not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}": Formats("hermes", "think"),
-    QWEN + "{{- '<think>\\n' }}": Formats("hermes", "think-open"),
-    QWEN.replace("name", "<function=x>") + "{{- '<think>\\n' }}": Formats("none", "think-open"),
+    QWEN + SILENT + "{%- endif %}": Formats("hermes", "think"),
+    QWEN + "{{- '<think>\\n' }}{%- endif %}": Formats("hermes", "think-open"),
+    QWEN.replace("name", "<function=x>") + "{{- '<think>\\n' }}{%- endif %}": Formats("none", "think-open"),
+    # The mark is a variable's; what the end is made of depends on what nobody asks for.
+    "{% set mark = '<think>' %}{% set end = '</think>' %}{{ messages[0].content }}{{ mark }}": Formats(
+        "none", "think-open"
+    ),
+    "{{ messages[0].content }}{% if thinking %}{{ '<think>' }}{% else %}{{ '</think>' }}{% endif %}": Formats(
+        "none", "think"
+    ),
+    "{% if not thinking %}{{ '<think></think>' }}{% endif %}": Formats("none", "think"),
+    "{{ messages[0].nothing.at_all }}</think>": Formats("none", "think"),
     "{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}": Formats("mistral", "none"),
     "{% if tools %}<｜tool▁call▁begin｜>{% endif %}</think>{% if add_generation_prompt %}"
-    "{% if thinking %}{{'<think>'}}{% else %}{{'</think>'}}": Formats("deepseek", "think"),
+    "{% if thinking %}{{'<think>'}}{% else %}{{'</think>'}}{% endif %}{% endif %}": Formats("deepseek", "think"),
     "{% if tools %}<|start|><|channel|>analysis{% endif %}": Formats("harmony", "harmony"),
     '{% if tools %}Environment: ipython {"name": "", "parameters": {}}{% endif %}': Formats("llama3-json", "none"),
     "{% for m in messages %}{{ m.content }}{% endfor %}": Formats(),
@@ -240,8 +252,8 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_template_tells_the_formats(template: str) -> None:
-    assert choose([template]) == TEMPLATES[template]
+def test_the_template_tells_the_formats_and_its_prompt_whether_a_thought_is_open(template: str) -> None:
+    assert choose([template], prompts=prompts_of([template])) == TEMPLATES[template]
 
 
 def test_the_operator_knows_better() -> None:

@@ -56,7 +56,8 @@ def ask(port: int) -> http.client.HTTPResponse:
 
 def test_a_worker_brings_neither_torch_nor_transformers() -> None:
     heavy = {"torch", "transformers", "triton", "tokenizers"}
-    code = f"import sys, tritandem.front.worker; print(*{heavy} & set(sys.modules))"
+    code = "import sys; from tritandem.front.worker import prompts_of; assert prompts_of(['a</think>'])"
+    code = f"{code}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 

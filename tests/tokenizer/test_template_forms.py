@@ -151,3 +151,24 @@ def test_what_no_model_here_reads_is_refused_by_name(
         with pytest.raises(InvalidRequest) as caught:
             render_chat(tokenizer, [{"role": "user", "content": [*parts("see"), {"type": kind, kind: {"url": "x"}}]}])
         assert caught.value.field_name == "messages[0].content[1].type"
+
+
+# What real ones make of a call's content: they read it whatever it is, refuse one, or take a call by its absence.
+SHOWN = "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+READING = CALLS + SHOWN + "{{ m.content.strip() }}{% endfor %}"
+ABSENT = "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for call in m.tool_calls %}"
+ABSENT += SHOWN + "{% else %}{{ m.content + '' }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [READING, ABSENT, STRICT, QUOTING], ids=["reading", "absent", "strict", "quoting"])
+@pytest.mark.parametrize("content", [None, "absent"])
+def test_a_call_without_an_answer_is_put_as_the_template_takes_it(
+    template: str, content: str | None, tmp_path: Path
+) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    messages = asked(ARGUMENTS)
+    if content:
+        del messages[1]["content"]
+    said = render_chat(load(tmp_path, template), messages, tools=[tool])
+    assert f"weather{AS_TEXT}" in said
+    assert "rain" in said

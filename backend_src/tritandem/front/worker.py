@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..model_facts.generation import sampling_defaults
 from .app import ENDPOINTS, App, Site
 from .ask import OPENAI_TEMPERATURE
 from .books import Books
-from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose
+from .formats.choose import AUTO, REASONING_WORDS, TOOL_WORDS, choose, marks_thoughts
 from .keys import read_keys
 from .limits import Meter
 from .protocol import BoundedHttp
@@ -85,7 +85,8 @@ def main(words: list[str] | None = None) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != args.parent:
             return
-    formats = choose(chat_templates(args.model_path), args.tool_parser, args.reasoning_parser)
+    templates = chat_templates(args.model_path)
+    formats = choose(templates, args.tool_parser, args.reasoning_parser, prompts_of(templates))
     authors = sampling_defaults(args.model_path) if args.generation_config == "auto" else {}
     site = Site(
         tuple(args.model),
@@ -97,6 +98,15 @@ def main(words: list[str] | None = None) -> None:
     )
     books = Books(ENDPOINTS, args.counters_fd, args.worker)
     uvloop.run(serve(site, books, args))
+
+
+def prompts_of(templates: Sequence[str]) -> list[str]:
+    """Whose end tells whether a thought is open there; none of models that mark no thoughts."""
+    if not marks_thoughts(templates):
+        return []
+    from ..tokenizer.chats.chat_template import prompt_to_answer  # and a template engine, which few need
+
+    return [prompt for one in templates if (prompt := prompt_to_answer(one)) is not None]
 
 
 async def serve(site: Site, books: Books, args: argparse.Namespace) -> None:

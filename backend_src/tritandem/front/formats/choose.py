@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ STRUCTURES: Mapping[str, Callable[[Calls, bool, Part | None], Part]] = {
 }
 REASONING = (THINK, THINK_OPEN, HARMONY)  # open: the prompt ends inside the thought
 TOOL_WORDS, REASONING_WORDS = (AUTO, NONE, *TOOLS), (AUTO, NONE, *REASONING)
-_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
 def plain(text: Text) -> Reading[None]:
@@ -80,10 +78,17 @@ class Formats:
 AS_IT_STANDS = Formats()
 
 
-def choose(templates: Sequence[str], tools: str = AUTO, reasoning: str = AUTO) -> Formats:
-    """`templates`: the model's own. Words other than auto are taken as they are."""
+def choose(templates: Sequence[str], tools: str = AUTO, reasoning: str = AUTO, prompts: Sequence[str] = ()) -> Formats:
+    """`templates`: the model's own; `prompts`: what they make of a question. Words other than auto are taken as they
+    are."""
     text = "\n".join(templates)
-    return Formats(_tools(text) if tools == AUTO else tools, _reasoning(text) if reasoning == AUTO else reasoning)
+    thought = _reasoning(text, prompts) if reasoning == AUTO else reasoning
+    return Formats(_tools(text) if tools == AUTO else tools, thought)
+
+
+def marks_thoughts(templates: Sequence[str]) -> bool:
+    """Where the prompt's end tells whether it opens one."""
+    return any(think.END in one for one in templates)
 
 
 def _tools(template: str) -> str:
@@ -100,13 +105,9 @@ def _tools(template: str) -> str:
     return "llama3-json" if '"parameters"' in template and "ipython" in template else NONE
 
 
-def _reasoning(template: str) -> str:
+def _reasoning(template: str, prompts: Sequence[str]) -> str:
     if harmony.CHANNEL in template:
         return HARMONY
     if think.END not in template:
         return NONE
-    _, _, end = template.rpartition("add_generation_prompt")
-    literals = _LITERAL.findall(end)
-    opened = any(think.BEGIN in one and think.END not in one for one in literals)
-    closed = any(think.END in one and think.BEGIN not in one for one in literals)
-    return THINK_OPEN if opened and not closed else THINK
+    return THINK_OPEN if any(one.rstrip().endswith(think.BEGIN) for one in prompts) else THINK

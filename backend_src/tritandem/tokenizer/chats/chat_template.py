@@ -24,6 +24,8 @@ USUAL_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id",
 # A conversation to ask with: WORD is where the answer shows whether a form was understood.
 WORD, FUNCTION = "Qz7", "ask_template"
 OBJECT = {"city": WORD}
+# A call without an answer: some templates refuse a content beside it, others read it whether there is any or not.
+_BESIDE: tuple[Mapping[str, str | None], ...] = ({}, {"content": ""}, {"content": None})
 Message = dict[str, Any]
 
 
@@ -45,6 +47,8 @@ class ChatTemplate:
         self._takes_text = {role: self._shows(role, WORD) for role in _ASKING}
         self._takes_parts = {role: self._shows(role, [{"type": "text", "text": WORD}]) for role in _ASKING}
         self._takes_objects = self._shows_arguments(OBJECT) or not self._shows_arguments(json.dumps(OBJECT))
+        form = OBJECT if self._takes_objects else json.dumps(OBJECT)
+        self._beside_calls = max(_BESIDE, key=lambda beside: self._takes_calls(form, beside))
 
     def render(self, prepared: Prepared, tools: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         """The prompt with its authors. Raises whatever the template raises, TooLarge and TooMuchWork among it."""
@@ -73,6 +77,8 @@ class ChatTemplate:
                     ready[key] = _marked(self._tool_calls(f"{field}.tool_calls", value), author)
                 elif key != "role" and value is not None:
                     ready[key if key in USUAL_KEYS else _marked(key, author)] = _marked(value, author)
+            if "tool_calls" in ready:
+                ready = {**self._beside_calls, **ready}
             thought = next((ready[key] for key in REASONING if key in ready), None)
             if thought is not None:
                 ready = {"thinking": thought, **ready, "reasoning_content": thought}
@@ -124,12 +130,16 @@ class ChatTemplate:
         return any(WORD in text and "'type'" not in text and '"type"' not in text for text in rendered)
 
     def _shows_arguments(self, arguments: Any) -> bool:
-        """Whether a tool call with these arguments comes out as it should: no Python, no JSON inside JSON."""
+        """Whether a tool call with these arguments comes out as it should."""
+        return any(self._takes_calls(arguments, beside)[0] for beside in _BESIDE)
+
+    def _takes_calls(self, arguments: Any, beside: Mapping[str, str | None]) -> tuple[int, int]:
+        """How many conversations with a tool call come out as they should (no Python, no JSON inside JSON), and how
+        many at all, with `beside` in its message."""
         wanted = WORD if isinstance(arguments, dict) else arguments
-        return any(
-            FUNCTION in text and wanted in text and "{'" not in text
-            for text in (self._asked(messages, tools) for messages, tools in _calls(arguments))
-        )
+        texts = [self._asked(messages, tools) for messages, tools in _calls(arguments, beside)]
+        shown = [FUNCTION in text and wanted in text and "{'" not in text for text in texts]
+        return sum(shown), sum(map(bool, texts))
 
     def _asked(self, messages: list[Message], tools: Any = None) -> str:
         try:
@@ -141,7 +151,16 @@ class ChatTemplate:
             return ""
 
 
-def _call(arguments: Any, **content: str) -> Message:
+def prompt_to_answer(text: str) -> str | None:
+    """What the template `text` makes of a short question, for the model to go on from; None: nothing that ends."""
+    try:
+        template = ChatTemplate(TemplateSandbox(), text, {"bos_token": "", "eos_token": ""})
+        return str(template.render(template.prepare([_QUESTION]), None, True, {}))
+    except Exception:  # malformed, endless, or a refusal
+        return None
+
+
+def _call(arguments: Any, **content: str | None) -> Message:
     function = {"name": FUNCTION, "arguments": arguments}
     return {
         "role": "assistant",
@@ -150,16 +169,15 @@ def _call(arguments: Any, **content: str) -> Message:
     }
 
 
-def _calls(arguments: Any) -> Iterator[tuple[list[Message], Any]]:
+def _calls(arguments: Any, beside: Mapping[str, str | None]) -> Iterator[tuple[list[Message], Any]]:
     """Conversations with a tool call: templates differ in what has to stand beside it."""
     question = {"role": "user", "content": "Hi"}
     answer = {"role": "tool", "name": FUNCTION, "tool_call_id": "callabcde", "content": "5"}
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "other", "description": "Asks.", "parameters": parameters}}
     for tools in (None, [tool]):
-        for content in ({"content": ""}, {}):
-            yield [question, _call(arguments, **content), answer], tools
-            yield [question, _call(arguments, **content)], tools
+        yield [question, _call(arguments, **beside), answer], tools
+        yield [question, _call(arguments, **beside)], tools
 
 
 _QUESTION: Message = {"role": "user", "content": "Hi"}
