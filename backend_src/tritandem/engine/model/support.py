@@ -47,7 +47,10 @@ def check_config(config: PreTrainedConfig) -> None:
     known = _LAYER_TYPES | {LAYER_TYPE} if name in FAMILIES else _LAYER_TYPES
     for layer_type in getattr(config, "layer_types", None) or ():
         if layer_type not in known:
-            raise UnsupportedModel(f"{name}: has {layer_type!r} layers; only full and sliding attention is served")
+            raise UnsupportedModel(
+                f"{name}: has {layer_type!r} layers; only full and sliding attention is served, "
+                "and the gated delta rule of known families"
+            )
     if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
         raise UnsupportedModel(f"{name}: its attention is not causal")
 
