@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from tritandem.contracts.errors import EngineFailed, InvalidRequest, Saturated
 from tritandem.contracts.grammars import Grammar, Kind
 from tritandem.grammar.trials import Trials
+from tritandem.machine import processes
 
 from .spelled import END, ROWS, byte_tokenizer
 
@@ -149,6 +153,13 @@ def children_of(process: int) -> set[int]:
     return {int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
 
 
+def worked_s(process: int) -> float:
+    with suppress(OSError):  # it has ended
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def test_a_process_goes_on_to_the_next_grammar_until_it_has_refused_one() -> None:
     trials = Trials(byte_tokenizer(), ROWS, [END])
     assert refusal(trials, Kind.CHOICE, ["first"]) is None
@@ -197,14 +208,21 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_process_that_has_ended_is_replaced_and_what_it_was_asked_fails() -> None:
-    trials = Trials(byte_tokenizer(), ROWS, [END])
+    trials = Trials(byte_tokenizer(), ROWS, [END], seconds=300.0)
     assert refusal(trials, Kind.CHOICE, ["before"]) is None
     process = trials._process
     assert process is not None
     kind, schema = HOSTILE["expressions that must all hold"]
     lost = trials.check(Grammar(kind, json.dumps(schema)), "here")
+    forks = set[int]()
+    while not any(worked_s(fork) > 0.3 for fork in forks):
+        Event().wait(0.01)
+        forks = children_of(process.pid)
     process.kill()
     assert isinstance(lost.exception(WAIT_S), EngineFailed)
+    while any(processes.state(fork) not in "XZ" for fork in forks):
+        assert all(worked_s(fork) < 3 for fork in forks), "a trial goes on for nobody"
+        Event().wait(0.01)
     assert refusal(trials, Kind.CHOICE, ["after"]) is None
     trials.close()
 

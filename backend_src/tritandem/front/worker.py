@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import uvicorn
 import uvloop
 from tritandem_client import AsyncClient
 
+from ..machine.processes import end_with_parent
 from ..model_facts.chat_facts import chat_templates, context_tokens
 from ..model_facts.generation import sampling_defaults
 from .app import ENDPOINTS, App, Site
@@ -30,7 +30,6 @@ from .keys import read_keys
 from .limits import Meter
 from .protocol import BoundedHttp
 
-PR_SET_PDEATHSIG = 1
 # Between requests of one client; a proxy in front should give up earlier.
 IDLE_CONNECTION_S = 75
 BACKLOG = 2048
@@ -82,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
 def main(words: list[str] | None = None) -> None:
     args = parser().parse_args(words)
     if args.parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         if os.getppid() != args.parent:
             return
     templates = chat_templates(args.model_path)

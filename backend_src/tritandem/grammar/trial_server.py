@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from ..contracts import error_codec
 from ..contracts.errors import ConfigError, InvalidRequest, Saturated, TritandemError
 from ..contracts.grammars import Grammar
+from ..machine.processes import end_with_parent
 from .compiled import ALLOWED
 from .trial import read_message, try_grammars, write_message
 from .turns import Turns
@@ -100,6 +101,7 @@ class _Server:
         if not process:
             status = 1
             with contextlib.suppress(BaseException):
+                end_with_parent()  # though a trial runs, which hears of nothing
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for ours in (0, 1):
                     os.dup2(nothing, ours)

@@ -6,7 +6,9 @@ that a kernel does not offer reads as None.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from .cgroup import ROOT, quota_cores
 from .cpu_list import parse_cpus
 
 PROC = Path("/proc")
+PR_SET_PDEATHSIG = 1
 _AFFINITY_EVERY = 10  # readings; placement happens at start, and asking every thread costs
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -29,6 +32,11 @@ def children(pid: int, proc: Path = PROC) -> list[int]:
     for task in (proc / str(pid) / "task").glob("*/children"):
         found += map(int, _reading(lambda task=task: task.read_text().split()) or ())  # type: ignore[misc]
     return found
+
+
+def end_with_parent() -> None:
+    """The kernel ends this process when the thread that made it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def state(pid: int, proc: Path = PROC) -> str:
