@@ -25,7 +25,7 @@ BY_SERVER = -n 2 --dist loadfile $(if $(findstring tests/,$(ARGS)),,$$(grep -rl 
 # pytest's exit code 5: what ARGS select may be in one half of the tests alone.
 UNLESS_NONE = $(if $(strip $(ARGS)),|| test $$? -eq 5)
 
-.PHONY: demo serve test test-repeat lint docs fuzz soak audit clean setup model
+.PHONY: demo serve test test-repeat test-triton lint docs fuzz soak audit clean setup model
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -48,6 +48,10 @@ serve: $(STAMP)
 test: model
 	$(BIN)/python -m pytest -m "not gpu and not triton" $(IN_PARALLEL) $(ARGS) $(UNLESS_NONE)
 	$(BIN)/python -m pytest -m "not gpu and triton" $(BY_SERVER) $(ARGS) $(UNLESS_NONE)
+
+# The tests with a real server, on the Triton installed in the folder TRITON: docs/triton-versions.md.
+test-triton: model
+	TRITANDEM_TRITON_ROOT=$(TRITON) $(BIN)/python -m pytest -m "not gpu and triton" $(BY_SERVER) $(ARGS) $(UNLESS_NONE)
 
 test-repeat: model
 	@mkdir -p build

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,22 @@ def test_an_installation_for_another_python_is_passed_over(tmp_path: Path) -> No
     assert stub_python(stub) == (3, 7)
     with pytest.raises(Refusal, match=r"is built for Python 3.7, this is 3\."):
         find_install(tmp_path, tmp_path / "pytriton")
+
+
+def test_a_named_installation_is_used_and_no_other_stands_in_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITANDEM_TRITON_ROOT", str(tmp_path))
+    with pytest.raises(Refusal, match=r"TRITANDEM_TRITON_ROOT names no usable .*bin/tritonserver does not"):
+        find_install()
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    stub = tmp_path / "backends" / "python" / "triton_python_backend_stub"
+    for path, text in ((tmp_path / "bin" / "tritonserver", ""), (stub, f"libpython{version}.so.1.0")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    install = find_install()
+    assert (install.binary, install.backends) == (tmp_path / "bin/tritonserver", tmp_path / "backends")
+    assert not install.needs_layout
 
 
 def test_a_wrong_configuration_key_is_named(tmp_path: Path) -> None:

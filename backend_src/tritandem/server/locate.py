@@ -1,4 +1,5 @@
-"""Finds the Triton binary: an installation under /opt/tritonserver, or the one in the wheel nvidia-pytriton.
+"""Finds the Triton binary: the installation that $TRITANDEM_TRITON_ROOT names, else one under /opt/tritonserver, else
+the one in the wheel nvidia-pytriton.
 
 Triton's Python backend runs each model in a stub, a binary that is linked against the libpython of one Python
 version: an installation is usable only if it has the stub of the Python that runs now.
@@ -7,6 +8,7 @@ version: an installation is usable only if it has the stub of the Python that ru
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -18,6 +20,7 @@ from pathlib import Path
 from ..host import Refusal
 from .guardian import STUB_NAME
 
+ROOT_ENV = "TRITANDEM_TRITON_ROOT"
 INSTALLED_ROOT = Path("/opt/tritonserver")
 SUPPORTED_PYTHONS = ((3, 10), (3, 11), (3, 12))
 _LIBPYTHON = re.compile(rb"libpython3\.(\d+)")
@@ -43,6 +46,11 @@ def find_install(installed_root: Path = INSTALLED_ROOT, wheel_root: Path | None 
     """The Triton to run. Raises Refusal when there is none, or none for the running Python."""
     version = sys.version_info[:2]
     check_python(version)
+    if named := os.environ.get(ROOT_ENV):
+        chosen = _installed(Path(named), version)
+        if isinstance(chosen, str):
+            raise Refusal(f"{ROOT_ENV} names no usable tritonserver ({chosen})", "name a folder with bin and backends")
+        return chosen
     installed = _installed(installed_root, version)
     if isinstance(installed, TritonInstall):
         return installed
