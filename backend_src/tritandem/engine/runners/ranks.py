@@ -64,12 +64,10 @@ def load_ranks(
         raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
     for model, share, exchange in zip(models, shares, exchanges, strict=True):
         join(model, share, exchange)
-        if exchange.rank.device.type == "cuda":
-            _rehearse(model, exchange)
-        exchange.patience(LOADING_PATIENCE_S)
-    for device in dict.fromkeys(device for device in devices if device.type == "cuda"):
-        torch.cuda.synchronize(device)
     ranks = RankThreads(exchanges)
+    if devices[0].type == "cuda":
+        ranks.each(lambda rank: _rehearse(models[rank], exchanges[rank]))
+    ranks.each(lambda rank: exchanges[rank].patience(LOADING_PATIENCE_S))
     silent: Callable[[str], None] = lambda _: None  # noqa: E731  (what one rank says, all would)
     try:
         parts = ranks.each(lambda rank: inspected(models[rank], silent if rank else on_progress))
@@ -79,10 +77,9 @@ def load_ranks(
 
 
 def _rehearse(model: PreTrainedModel, exchange: Exchange) -> None:
-    """What the model's own code launches is loaded before a kernel waits for another rank: it could keep that rank's
-    host from loading. Sums over one rank mean nothing."""
-    with torch.cuda.device(exchange.rank.device):
-        exchange.patience(0)
-        with suppress(UnsupportedModel):
-            inspected(model, lambda _: None)
-        torch.cuda.synchronize()
+    """What the model's own code needs on this thread is loaded before a kernel waits for another rank: it could keep
+    that rank's host from loading. Sums over one rank mean nothing."""
+    exchange.patience(0)
+    with suppress(UnsupportedModel):
+        inspected(model, lambda _: None)
+    torch.cuda.synchronize()
