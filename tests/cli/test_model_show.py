@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3NextConfig
 from tritandem.cli.main import main
-from tritandem.cli.model_fit import fit
+from tritandem.cli.model_fit import fit, weight_bytes
 from tritandem.cli.model_show import summary
 from tritandem.engine.model.states.cache import state_bytes
 
@@ -110,14 +111,35 @@ def test_memory_is_counted_as_the_flags_ask(folder: Path, capsys: pytest.Capture
     linear = [m.weight for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
     rows, values = sum(len(weight) for weight in linear), sum(weight.numel() for weight in linear)
     other = 2 * (sum(weight.numel() for weight in model.parameters()) - values)
-    for flags, weight_bytes, kv in (
+    for flags, of_weights, kv in (
         ((), other + 2 * values, 128),
         (("--quantization", "fp8"), other + values + 4 * rows, 128),
         (("--quantization", "int4", "--kv-dtype", "fp8_e4m3"), other + values // 2 + values // 128 * 4, 64),
     ):
         facts = json.loads(shown(capsys, str(folder), "--json", *flags)[1])
-        assert (facts["fits"]["weight_bytes"], facts["kv_bytes_per_token"]) == (weight_bytes, kv), flags
-        assert facts["fits"]["kv_tokens"] == int((80e9 - weight_bytes) * 0.9 / kv)
+        assert (facts["fits"]["weight_bytes"], facts["kv_bytes_per_token"]) == (of_weights, kv), flags
+        assert facts["fits"]["kv_tokens"] == int((80e9 - of_weights) * 0.9 / kv)
+
+
+def test_experts_are_counted_as_they_are_unpacked(tmp_path: Path) -> None:
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "model.layers.0.mlp.experts.down_proj_blocks": torch.zeros(4, 64, 2, 16, dtype=torch.uint8),
+        "model.layers.0.mlp.experts.down_proj_scales": torch.zeros(4, 64, 2, dtype=torch.uint8),
+        "model.norm.weight": torch.zeros(64, dtype=torch.bfloat16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    facts = summary(tmp_path)
+    assert facts["parameters"] == 4 * 64 * 64 + 64
+    assert weight_bytes(facts) == 2 * facts["parameters"]
+    layers = {f"model.layers.0.mlp.experts.{i}.up_proj.{part}": tensor for i in range(2) for part, tensor in (
+        ("weight", torch.zeros(32, 64).to(torch.float8_e4m3fn)), ("weight_scale", torch.ones(32, 1)))}  # fmt: skip
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "qwen3_moe", "quantization_config": quantized_folders.FORMATS[
+            "compressed-tensors FP8 dynamic"][0]}))  # fmt: skip
+    save_file({**layers, "model.norm.weight": tensors["model.norm.weight"]}, tmp_path / "model.safetensors")
+    assert weight_bytes(summary(tmp_path)) == 2 * (2 * 32 * 64 + 64)
 
 
 def test_what_is_quantized_already_cannot_be_quantized_as_asked(

@@ -1,7 +1,7 @@
 """How much memory a model takes, and how many sequences then fit, by arithmetic on what its files state. Pure.
 
-Weights as a GPU holds them: 2 bytes a value, or as stored where they are quantized, or as they are after they were
-quantized at load. What graphs and steps need beside them is not known before a start: counts are an upper bound.
+Weights as a GPU holds them: 2 bytes a value, as stored where they are quantized (experts are unpacked), or as they are
+once quantized at load. What graphs and steps need beside them is not known before a start: counts are an upper bound.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def kv_bytes_a_token(facts: Mapping[str, Any], kv_dtype: str = "auto") -> int | 
 def weight_bytes(facts: Mapping[str, Any], quantization: str = "none") -> int | None:
     """On a GPU; None where there are no weights to count. `quantization`: of the setting, for whole weights."""
     if facts["quantization"]:
-        stored: int | None = facts["weight_bytes"]
-        return stored
+        stored: int = facts["weight_bytes"] or 0
+        unpacked: int = facts["unpacked_parameters"] * _VALUE_BYTES - facts["unpacked_bytes"]
+        return stored + unpacked or None
     if not facts["parameters"]:
         return None
     values: int = facts["linear_parameters"]

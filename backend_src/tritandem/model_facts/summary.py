@@ -38,6 +38,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
     quantized, plain = _quantized(folder, weights)
     values = [rows * inner for rows, inner in (layer.shape for layer in quantized.values())]
     linear = _linear({name: weights[name].shape for name in plain})
+    unpacked_values, unpacked_bytes = _unpacked_experts(quantized, weights)
     return {
         "format": "folder",
         "architecture": text.get("model_type"),
@@ -57,13 +58,15 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
         "tied_head": _tied(folder, weights),
         "weights": dict(kinds.most_common()),
-        "parameters": sum(weights[name].elements for name in plain) + sum(values) or None,
+        "parameters": sum(_values(name, weights[name]) for name in plain) + sum(values) or None,
         "linear_parameters": sum(map(prod, linear)),
         "linear_rows": sum(shape[0] for shape in linear),
         "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
         "quantization": (folder.config.get("quantization_config") or {}).get("quant_method"),
         "quantized_layers": dict(Counter(layer.words for layer in quantized.values()).most_common()),
         "quantized_parameters": sum(values),
+        "unpacked_parameters": unpacked_values,
+        "unpacked_bytes": unpacked_bytes,
         "chat_template_chars": sum(map(len, folder.chat_templates[:1])),
         "generation_defaults": sampling_defaults(path),
         "tokens_without_row": tokens_without_row(folder, vocabulary) if vocabulary else [],
@@ -103,6 +106,8 @@ def summary_of_gguf(path: Path) -> dict[str, Any]:
         "quantization": None,
         "quantized_layers": {},
         "quantized_parameters": 0,
+        "unpacked_parameters": 0,
+        "unpacked_bytes": 0,
         "chat_template_chars": len(header.values.get("tokenizer.chat_template", "")),
         "generation_defaults": sampling_defaults(path),
         "tokens_without_row": [],
@@ -116,6 +121,22 @@ def _quantized(folder: ModelFolder, weights: Mapping[str, Weight]) -> tuple[Mapp
         return stored_layers(weights, quantization, str(folder.path)) if quantization else ({}, weights)
     except ConfigError:
         return {}, weights
+
+
+def _values(name: str, weight: Weight) -> int:
+    """Numbers that a tensor holds: MXFP4 has two in a byte, and scales of their own."""
+    if weight.kind == "U8" and name.endswith("_blocks"):
+        return 2 * weight.elements
+    return 0 if weight.kind == "U8" and name.endswith("_scales") else weight.elements
+
+
+def _unpacked_experts(layers: Mapping[str, StoredLayer], weights: Mapping[str, Weight]) -> tuple[int, int]:
+    """(numbers, bytes as they are stored) of quantized experts, which are unpacked while they are loaded."""
+    parts = {full for layer in layers.values() if ".experts." in layer.name for full in layer.parts.values()}
+    shapes = [layer.shape for layer in layers.values() if ".experts." in layer.name]
+    mxfp4 = {name for name, weight in weights.items() if _values(name, weight) != weight.elements}
+    values = sum(map(prod, shapes)) + sum(_values(name, weights[name]) for name in mxfp4)
+    return values, sum(weights[name].stored_bytes for name in parts | mxfp4)
 
 
 def _linear(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
