@@ -225,6 +225,19 @@ def cache_scales(weights: Mapping[str, Weight]) -> dict[str, dict[str, str]]:
     return found
 
 
+def values_of(name: str, weight: Weight) -> int:
+    """Numbers that a tensor holds: MXFP4 has two in a byte, and scales of their own."""
+    if weight.kind == "U8" and name.endswith("_blocks"):
+        return 2 * weight.elements
+    return 0 if weight.kind == "U8" and name.endswith("_scales") else weight.elements
+
+
+def in_mxfp4(weights: Mapping[str, Weight]) -> tuple[int, int]:
+    """(numbers, bytes with their scales) of experts in MXFP4."""
+    found = {name: weight for name, weight in weights.items() if values_of(name, weight) != weight.elements}
+    return sum(values_of(*item) for item in found.items()), sum(weight.stored_bytes for weight in found.values())
+
+
 def _modelopt(stated: Mapping[str, Any]) -> dict[str, Any]:
     inner = stated.get("quantization") or {}
     return {**inner, "quant_method": "modelopt"} if inner.get("quant_algo") else {}

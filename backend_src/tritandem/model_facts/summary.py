@@ -16,7 +16,7 @@ from ..contracts.errors import ConfigError
 from .folder import ModelFolder, read_folder
 from .generation import sampling_defaults
 from .gguf_header import GgufHeader, kind_name, read_gguf, tensor_bytes
-from .quantization import StoredLayer, read_quantization, stored_layers
+from .quantization import StoredLayer, in_mxfp4, read_quantization, stored_layers, values_of
 from .states import state_facts
 from .token_ids import read_vocabulary, tokens_without_row, turn_end_ids
 from .weight_files import Weight, read_weights
@@ -58,7 +58,7 @@ def summary_of_folder(path: Path) -> dict[str, Any]:
         "sliding_window": text.get("sliding_window") if text.get("use_sliding_window", True) else None,
         "tied_head": _tied(folder, weights),
         "weights": dict(kinds.most_common()),
-        "parameters": sum(_values(name, weights[name]) for name in plain) + sum(values) or None,
+        "parameters": sum(values_of(name, weights[name]) for name in plain) + sum(values) or None,
         "linear_parameters": sum(map(prod, linear)),
         "linear_rows": sum(shape[0] for shape in linear),
         "weight_bytes": sum(weight.stored_bytes for weight in weights.values()) or None,
@@ -123,20 +123,12 @@ def _quantized(folder: ModelFolder, weights: Mapping[str, Weight]) -> tuple[Mapp
         return {}, weights
 
 
-def _values(name: str, weight: Weight) -> int:
-    """Numbers that a tensor holds: MXFP4 has two in a byte, and scales of their own."""
-    if weight.kind == "U8" and name.endswith("_blocks"):
-        return 2 * weight.elements
-    return 0 if weight.kind == "U8" and name.endswith("_scales") else weight.elements
-
-
 def _unpacked_experts(layers: Mapping[str, StoredLayer], weights: Mapping[str, Weight]) -> tuple[int, int]:
     """(numbers, bytes as they are stored) of quantized experts, which are unpacked while they are loaded."""
     parts = {full for layer in layers.values() if ".experts." in layer.name for full in layer.parts.values()}
     shapes = [layer.shape for layer in layers.values() if ".experts." in layer.name]
-    mxfp4 = {name for name, weight in weights.items() if _values(name, weight) != weight.elements}
-    values = sum(map(prod, shapes)) + sum(_values(name, weights[name]) for name in mxfp4)
-    return values, sum(weights[name].stored_bytes for name in parts | mxfp4)
+    values, stored = in_mxfp4(weights)
+    return values + sum(map(prod, shapes)), stored + sum(weights[name].stored_bytes for name in parts)
 
 
 def _linear(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from ...contracts.errors import ConfigError
 from ...machine.device import DeviceGroup
 from ...model_facts.folder import read_folder
 from ...model_facts.gguf_header import GgufHeader, read_gguf
-from ...model_facts.quantization import CACHE_KIND, MXFP4, refuse_twice
+from ...model_facts.quantization import CACHE_KIND, MXFP4, in_mxfp4, refuse_twice
 from ...model_facts.token_ids import check_token_ids
 from ...model_facts.weight_files import read_weights
 from ..attention.kv_type import FP8, resolve_kv_type
@@ -110,7 +110,10 @@ def load_weights(
     if path.is_dir():
         check_token_ids(read_folder(path))
         if not config.random_weights:
-            read_weights(path)
+            values, stored = in_mxfp4(read_weights(path) or {})
+            if values:
+                size = f"{values * dtype.itemsize / 1e9:.2f} GB, in the files {stored / 1e9:.2f}"
+                on_progress(f"experts in MXFP4 are unpacked to {dtype}: {size}")
     header = read_gguf(path) if path.suffix == ".gguf" else None
     model_config, stated = _read_config(path, header)
     files = None if config.random_weights else quantized_files(path, stated)
