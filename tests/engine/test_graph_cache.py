@@ -66,12 +66,18 @@ def cache(enabled: bool = True) -> GraphCache:
     return GraphCache(SimpleNamespace(device="none"), enabled)  # type: ignore[arg-type]
 
 
+def step(graphs: GraphCache, recorder: Recorder) -> None:
+    graphs.prepare("a", recorder.work)
+    graphs.run("a", recorder.work)
+
+
 def test_a_first_use_is_rehearsed_and_run_and_leaves_word(recorder: Recorder) -> None:
     graphs = cache()
-    graphs.run("a", recorder.work)
-    graphs.run("a", recorder.work)
-    assert recorder.done == ["rehearsed", "run", "run"]
-    assert graphs.missed == {"a": 2}
+    step(graphs, recorder)
+    step(graphs, recorder)
+    graphs.run("b", recorder.work)
+    assert recorder.done == ["rehearsed", "run", "run", "rehearsed", "run"]
+    assert graphs.missed == {"a": 2, "b": 1}
 
 
 def test_what_was_captured_is_replayed_and_missed_no_more(recorder: Recorder) -> None:
@@ -91,7 +97,7 @@ def test_what_was_captured_is_replayed_and_missed_no_more(recorder: Recorder) ->
 def test_what_runs_eagerly_again_and_again_is_captured_in_place(recorder: Recorder) -> None:
     graphs = cache()
     for _ in range(5):
-        graphs.run("a", recorder.work)
+        step(graphs, recorder)
     assert recorder.done == ["rehearsed", "run", "run", "run", "gave back", "captured", "replayed", "replayed"]
 
 
@@ -101,7 +107,7 @@ def test_a_refusal_is_final_and_costs_nothing_but_speed(recorder: Recorder) -> N
     assert not graphs.capture("a", recorder.work)
     recorder.done.clear()
     for _ in range(8):
-        graphs.run("a", recorder.work)
+        step(graphs, recorder)
     assert set(recorder.done) == {"rehearsed", "run"}
     assert recorder.done.count("run") == 8
     assert not graphs.capture("a", recorder.work)
@@ -110,6 +116,6 @@ def test_a_refusal_is_final_and_costs_nothing_but_speed(recorder: Recorder) -> N
 def test_without_graphs_everything_runs(recorder: Recorder) -> None:
     graphs = cache(enabled=False)
     for _ in range(5):
-        graphs.run("a", recorder.work)
+        step(graphs, recorder)
     assert recorder.done == ["rehearsed", *["run"] * 5]
     assert not graphs.capture("a", recorder.work)

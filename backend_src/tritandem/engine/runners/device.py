@@ -156,8 +156,8 @@ class Device:
         """The first half of `execute`: everything that comes before the model. Returns where the chunks lie."""
         for place, table in program.tables:
             self._write_table(place, table)
-        if STRUCTURED in program.features.asked and program.step is not None:
-            self.graphs.prepare(program.step)  # a kernel's first use waits for those that run: before they wait
+        if program.features != GREEDY:
+            self.rehearse(program)
         inputs = self._tell(program)
         if program.copies:
             self.forward.copy_blocks(self.staging.bring(np.array(program.copies, np.int64)))
@@ -185,7 +185,8 @@ class Device:
         return sizes if program.step is None else [*sizes, program.step]
 
     def rehearse(self, program: Program) -> None:
-        """What the graphs of a step hold, once, without a trace, where there is no such graph."""
+        """What the graphs of a step hold, where there is no such graph: once, without a trace, before any of it waits
+        for the host."""
         for size in self.sizes_of(program):
             self.captures.prepare(size, self._work(size))
 

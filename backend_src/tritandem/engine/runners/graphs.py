@@ -39,16 +39,16 @@ class GraphCache:
     def run(self, key: Hashable, enqueue: Enqueue) -> None:
         """Enqueue the work of `key` on the current stream, by replay where there is a graph."""
         graph = self._graphs.get(key)
-        if graph is None:
-            self.prepare(key, enqueue)
-            graph = self._graphs.get(key)
-        if graph is None:
-            enqueue(False)
-        else:
+        if graph is not None:
             graph.replay()
+            return
+        if not self.knows(key):
+            self.prepare(key, enqueue)
+        enqueue(False)
 
     def prepare(self, key: Hashable, enqueue: Enqueue) -> None:
-        """So that `run` of this key makes the host wait for nothing that runs: a kernel's first use might."""
+        """Before a step that runs `key`, of which nothing waits for the host yet: a kernel's first use and a pool that
+        grows wait for what runs."""
         if key in self._graphs:
             return
         missed = self.missed.get(key, 0)
@@ -134,10 +134,6 @@ class DecodeGraphs:
     def __init__(self, cache: GraphCache, enqueue: Callable[[int, SamplingFeatures, bool], None]) -> None:
         """`enqueue(rows, features, rehearsal)`."""
         self._cache, self._enqueue = cache, enqueue
-
-    def prepare(self, size: DecodeSize) -> None:
-        """So that `run` makes the host wait for nothing that runs."""
-        self._cache.prepare(size, self.work(size))
 
     def run(self, size: DecodeSize) -> None:
         """Enqueue one decode step."""
