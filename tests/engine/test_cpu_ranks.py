@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedConfig, Qwen2Config, Qwen3Config
 from tritandem.config import EngineConfig
 from tritandem.contracts.errors import ConfigError
 from tritandem.engine.model.loader import load_model, load_weights
@@ -185,6 +185,13 @@ def test_what_does_not_divide_is_refused_by_name(
     LlamaConfig(**{**SHAPE, **changes}).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=said):
         build_ranks(tmp_path, EngineConfig(random_weights=True), [torch.device("cpu")] * count, lambda _: None)
+
+
+def test_norms_over_all_heads_at_once_are_refused(tmp_path: Path) -> None:
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    Olmo2Config(**shape, tie_word_embeddings=False).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"layers\.0\.self_attn\.q_norm cannot be cut over ranks"):
+        build_ranks(tmp_path, EngineConfig(random_weights=True), [torch.device("cpu")] * 2, lambda _: None)
 
 
 @pytest.mark.parametrize("kind", ["phi3", "gpt_neox", "gpt_oss", "gpt2", "qwen3_next"])

@@ -229,7 +229,7 @@ def build_engine(
     devices = resolve_devices(config.device)
     on_cuda = devices[0].type == "cuda"
     if not on_cuda:
-        on_progress(f"computing with {limit_threads(config.threads)} threads")
+        on_progress(f"computing with {limit_threads(config.threads, len(devices))} threads")
     runner: Runner
     if len(devices) > 1:
         from .runners.ranks import build_ranks

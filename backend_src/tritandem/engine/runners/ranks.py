@@ -52,7 +52,10 @@ def load_ranks(
     path: Path, config: EngineConfig, devices: Sequence[torch.device], on_progress: Callable[[str], None]
 ) -> tuple[list[LoadedModel], RankThreads]:
     """The parts, joined. They wait as long for each other as loading takes. Raises ConfigError."""
-    loaded = [load_weights(path, config, rank.device, on_progress, rank) for rank in make_ranks(devices)]
+    loaded = []
+    for rank in make_ranks(devices):
+        on_progress(f"rank {rank.index} of {rank.count}, on {rank.device}")
+        loaded.append(load_weights(path, config, rank.device, on_progress, rank))
     models, shares = [model for model, _ in loaded], [share for _, share in loaded if share is not None]
     text = models[0].config.get_text_config()
     rows = config.max_sequences or DEFAULT_ROWS

@@ -6,15 +6,12 @@ Beside the plug, because it brings torch.
 from __future__ import annotations
 
 import dataclasses
-import os
-import threading
-import time
 
 import triton_python_backend_utils as pb_utils
 
 from ...config import model_folder_from_environment
 from ...engine.model.loader import resolve_device
-from ...engine.service import CORE_THREAD, EngineService, build_engine
+from ...engine.service import CORE_THREAD, build_engine
 from ...grammar import Vocabulary
 from ...machine.device import DeviceGroup
 from ...placement import ENGINE, plan_here, settle
@@ -22,11 +19,10 @@ from ...telemetry.step_meter import StepMeter
 from ...tokenizer.files.source import read_source
 from ..hops.inner_key import load_inner_key
 from ..reports.publishing import engine_publisher
+from ..stub_2_51.leaving import leave_broken
 from .engine import EnginePlug
 from .placing import place_engine
 from .process import Process, WatchedPlug
-
-LEAVING_S, SENDING_S = 1.0, 0.2  # for the last messages of a broken engine to be taken, and to arrive
 
 
 def start(process: Process) -> WatchedPlug:
@@ -53,19 +49,9 @@ def start(process: Process) -> WatchedPlug:
         meter=meter if settings.telemetry.metrics else None,
         in_step=process.busy("a step on the device", settings.watch.step_s),
         open_vocabulary=open_vocabulary,
-        on_broken=lambda reason: threading.Thread(target=lambda: _end_process(service), daemon=True).start(),
+        on_broken=lambda reason: leave_broken(lambda: service.live() == 0),
     )
     place_engine(plan, launching=CORE_THREAD)
     publisher = engine_publisher(settings.telemetry, meter)
     publisher.start()
     return process.watched(EnginePlug(service, config.stream_idle_s, key, publisher))
-
-
-def _end_process(service: EngineService) -> None:
-    """An engine that is broken for good is not mended by waiting: its process ends, for the server to be replaced, once
-    the ends of its sequences are on their way."""
-    until = time.monotonic() + LEAVING_S
-    while service.live() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(SENDING_S)
-    os._exit(1)

@@ -9,8 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+BROKEN = 1  # the exit code
+TAKING_S, SENDING_S = 1.0, 0.2  # for the last messages to be taken, and to arrive
 STUB_NAME = "triton_python_backend_stub"
 
 
@@ -25,3 +30,19 @@ def _leave() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def leave_broken(taken: Callable[[], bool]) -> None:
+    """End the process of a model that is broken for good, so that the server is replaced, once its last messages are
+    `taken`. Returns at once."""
+
+    def leave() -> None:
+        until = time.monotonic() + TAKING_S
+        while not taken() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(SENDING_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(BROKEN)
+
+    threading.Thread(target=leave, name="leaving", daemon=True).start()
