@@ -161,7 +161,7 @@ class TableText:
     def __init__(self) -> None:
         self._words = [f" w{i}" for i in range(FIRST_ID + IDS)]
 
-    def open(self, prompt_ids: Int32Array, stop_words: tuple[str, ...], min_tokens: int) -> None:
+    def open(self, prompt_ids: Int32Array, stop_words: tuple[str, ...], min_tokens: int, control_tokens: bool) -> None:
         return None
 
     def push(self, states: list[Any], tokens: Int32Array, counts: Int32Array) -> list[TableStep]:

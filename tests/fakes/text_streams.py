@@ -36,7 +36,9 @@ class FakeTextStreams:
         self.pushes = 0
         self.fail_to_open = False
 
-    def open(self, prompt_ids: np.ndarray, stop_words: tuple[str, ...], min_tokens: int) -> FakeText:
+    def open(
+        self, prompt_ids: np.ndarray, stop_words: tuple[str, ...], min_tokens: int, control_tokens: bool
+    ) -> FakeText:
         if self.fail_to_open:
             raise ValueError("cannot open")
         return FakeText(tuple(stop_words))

@@ -122,3 +122,32 @@ def test_the_history_of_calls_reaches_the_model_as_it_is(house: House) -> None:
     ]
     assert house.ask(streaming(), "POST", CHAT, {"messages": messages}).status == 200
     assert json.loads(house.requests[0].parameters["messages"]) == messages
+
+
+HARMONY = [
+    "<|channel|>analysis<|mess",
+    "age|>I add.<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+    '{"a"',
+    ": 1}",
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [False, True])
+def test_parts_of_a_harmony_answer_are_told_apart_by_control_tokens_that_are_asked_for(
+    house: House, stream: bool, tools: bool
+) -> None:
+    asked = {**HELLO, **({"tools": TOOLS} if tools else {}), "stream": stream, "stop_token_ids": [5]}
+    reply = house.ask(streaming(HARMONY), "POST", CHAT, asked, formats=Formats("harmony", "harmony"))
+    message = put_together(reply.events)[0] if stream else reply.json["choices"][0]["message"]
+    assert message["reasoning_content"] == "I add."
+    assert [call["function"] for call in message["tool_calls"]] == FUNCTIONS[:1]
+    [said] = house.requests[0].inputs["sampling_parameters"]
+    assert json.loads(said) == {"skip_special_tokens": False, "stop_token_ids": [5]}
+
+
+def test_control_tokens_are_asked_for_where_nothing_is_told_apart_by_them_only_by_the_client(house: House) -> None:
+    house.ask(streaming(CALLING), "POST", CHAT, {**HELLO, "tools": TOOLS}, formats=FORMATS)
+    assert "sampling_parameters" not in house.requests[0].inputs
+    house.ask(streaming(), "POST", CHAT, {**HELLO, "skip_special_tokens": False})
+    assert json.loads(house.requests[0].inputs["sampling_parameters"][0]) == {"skip_special_tokens": False}

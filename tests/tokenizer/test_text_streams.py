@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import tracemalloc
 from dataclasses import replace
@@ -68,6 +69,36 @@ def test_any_ids_equal_decode_also_broken_utf8(it: Subject) -> None:
         ids += [rng.randrange(200) for _ in range(rng.randint(0, 10))]  # single bytes live among the low ids
         rng.shuffle(ids)
         assert streamed_text_equals_decode(it, ids, rng) is None
+
+
+@pytest.mark.parametrize("it", ["smollm2", "qwen2", "deepseek", "mistral"], indirect=True)
+def test_control_tokens_are_shown_where_they_are_asked_for_and_hidden_beside_them(it: Subject) -> None:
+    rng = random.Random(3)
+    marks = [token for token in it.source.added_tokens if token.special]
+    words = [it.whole.encode(text, False).tolist() for text in ("Hi 🦩 you", " there", "\n\nNow")]
+    for _ in range(50):
+        said = [rng.choice(marks) if rng.random() < 0.4 else rng.choice(words) for _ in range(rng.randint(1, 8))]
+        ids = [token for one in said for token in (one if isinstance(one, list) else [one.id])]
+        states = [it.streams.open(NO_PROMPT, (), 0, shown) for shown in (True, False)]
+        out = ["", ""]
+        while ids:
+            some, ids = ids[: (n := rng.randint(1, 3))], ids[n:]
+            steps = it.streams.push(states, np.array(some * 2, np.int32), np.array([len(some)] * 2, np.int32))
+            out = [text + step.text for text, step in zip(out, steps, strict=True)]
+        shown, hidden = (text + it.streams.flush(state) for text, state in zip(out, states, strict=True))
+        spelled = re.compile("|".join(re.escape(mark.content) for mark in marks))
+        assert spelled.findall(shown) == [one.content for one in said if not isinstance(one, list)]
+        assert spelled.sub("", shown).replace(" ", "") == hidden.replace(" ", "")
+
+
+@pytest.mark.parametrize("it", ["smollm2"], indirect=True)
+def test_stop_words_are_found_beside_control_tokens_that_are_shown(it: Subject) -> None:
+    mark = next(token for token in it.source.added_tokens if token.special)
+    ids = [*it.whole.encode("one", False).tolist(), mark.id, *it.whole.encode("two three", False).tolist()]
+    state = it.streams.open(NO_PROMPT, (f"{mark.content}two",), 0, True)
+    steps = [it.streams.push([state], np.array([one], np.int32), np.array([1], np.int32))[0] for one in ids]
+    assert "".join(step.text for step in steps) == "one"
+    assert any(step.stopped for step in steps)
 
 
 @pytest.mark.parametrize("it", ["smollm2", "mistral"], indirect=True)

@@ -415,6 +415,8 @@ def test_neutral_values_of_other_servers_are_accepted() -> None:
     }
     request(arrays)
     assert sampled(n=3, best_of=3).sampling.n == 3
+    assert not sampled(skip_special_tokens=True).output.control_tokens
+    assert sampled(skip_special_tokens=False).output.control_tokens
     sampled(n=1, best_of="1", early_stopping=False, skip_special_tokens=True, length_penalty=1.0)
 
 

@@ -33,6 +33,7 @@ class OutputOptions:
     cumulative_logprob: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
+    control_tokens: bool = False  # shown in the text
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from .openapi import document
 from .relay import Relay
 from .responses import Responses
 from .shapes import DONE, Envelope, Shape
-from .structures import with_structure
+from .structures import with_marks, with_structure
 from .tokenize import Lookup, count_tokens, detokenize, tokenize
 
 SHAPES: Mapping[str, Shape] = {"/v1/chat/completions": ChatShape(), "/v1/completions": CompletionShape()}
@@ -157,7 +157,7 @@ class App:
         ask = read_ask(shape.door, parse_body(await exchange.read_body(MAX_BODY_BYTES)), self._site.temperature)
         refuse_other_models(ask, self._site.models)
         grammar = _grammar(ask, self._site.formats)
-        ask = with_structure(ask, self._site.formats)
+        ask = with_marks(with_structure(ask, self._site.formats), self._site.formats)
         options = self._prepare(exchange, ask, shape.id_prefix, caller, line)
         turns = ChatTurns(grammar, ask.parallel_calls) if grammar else None
         envelope = Envelope(shape, options["request_id"], ask.model or self._site.models[0], int(time.time()))
@@ -186,7 +186,7 @@ class App:
             ask = read_ask(CHAT, talk.to_chat(document), self._site.temperature)
             refuse_other_models(ask, self._site.models)
             grammar = _grammar(ask, self._site.formats)
-            ask = with_structure(ask, self._site.formats)
+            ask = with_marks(with_structure(ask, self._site.formats), self._site.formats)
             options = self._prepare(exchange, ask, talk.id_prefix, caller, line)
             model, turn = ask.model or self._site.models[0], Turn(grammar or plain, ask.parallel_calls)
             narrator = talk.narrator(document, ask, options["request_id"], model, int(time.time()))

@@ -236,6 +236,8 @@ FIELDS: tuple[Field, ...] = (
     _sampling("stop", _WORDS, "none", "texts that end the answer; not returned", words, option="stop_words"),
     _sampling("stop_token_ids", _IDS, "none", "token ids that end the answer", ids, in_sampling=True),
     _sampling("ignore_eos", _FLAG, "false", "the model's end tokens end nothing", flag, in_sampling=True),
+    _sampling("skip_special_tokens", _FLAG, "true", "false: the text shows the model's control tokens", flag,
+              in_sampling=True),
     _sampling("presence_penalty", _NUMBER, "0", "subtracted once from generated tokens' logits"),
     _sampling("frequency_penalty", _NUMBER, "0", "subtracted for each earlier occurrence"),
     _sampling("repetition_penalty", _NUMBER, "1", "divides the logits of tokens seen before"),
@@ -297,7 +299,6 @@ NEUTRAL: tuple[Neutral, ...] = (
     Neutral("add_generation_prompt", (True,), "an answer is always asked for"),
     Neutral("continue_final_message", (False,), _ABSENT),
     Neutral("include_stop_str_in_output", (False,), "stop texts are not returned"),
-    Neutral("skip_special_tokens", (True,), "special tokens are not returned"),
     Neutral("truncate_prompt_tokens", (), _ABSENT),
 )
 # Nothing that they say could change an answer here.

@@ -37,6 +37,14 @@ def with_structure(ask: Ask, formats: Formats) -> Ask:
     return dataclasses.replace(ask, options=options, names={**ask.names, f"{STRUCTURES}.{key}": field})
 
 
+def with_marks(ask: Ask, formats: Formats) -> Ask:
+    """The request, which asks for the control tokens by which harmony tells an answer's parts apart."""
+    if ask.door != CHAT or not formats.harmony:
+        return ask
+    sampling = {**ask.options.get("sampling_parameters", {}), "skip_special_tokens": False}
+    return dataclasses.replace(ask, options={**ask.options, "sampling_parameters": sampling})
+
+
 def _structure(ask: Ask, formats: Formats) -> tuple[dict[str, Any], str] | None:
     guide, tools = ask.guide, ask.options.get("tools", [])
     if tools and (guide or ask.must_call or any(tool["function"].get("strict") is True for tool in tools)):

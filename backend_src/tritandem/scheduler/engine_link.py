@@ -201,7 +201,8 @@ class EngineLink:
         for ticket in tickets:
             asked = ticket.request
             try:
-                state = self._text.open(asked.input_ids, asked.stop_words, asked.sampling.min_tokens)
+                rules = asked.stop_words, asked.sampling.min_tokens, asked.output.control_tokens
+                state = self._text.open(asked.input_ids, *rules)
             except Exception as error:
                 self._tell(Refused(self.name, ticket, _unreadable(error)))
                 continue

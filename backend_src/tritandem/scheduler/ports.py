@@ -37,7 +37,9 @@ class TextStep(Protocol):
 class TextStreamsPort(Protocol):
     """Incremental detokenization. Distinct states may be used from distinct threads at the same time."""
 
-    def open(self, prompt_ids: Int32Array, stop_words: tuple[str, ...], min_tokens: int, /) -> Any:
+    def open(
+        self, prompt_ids: Int32Array, stop_words: tuple[str, ...], min_tokens: int, control_tokens: bool, /
+    ) -> Any:
         """The state of one answer; opaque here."""
 
     def push(self, states: list[Any], tokens: Int32Array, counts: Int32Array, /) -> Sequence[TextStep]:

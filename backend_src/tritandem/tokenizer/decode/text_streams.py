@@ -12,8 +12,9 @@ from typing import NamedTuple
 from ...contracts.arrays import Int32Array
 from ..files.source import TokenizerSource
 from .cleaned_text import CleanedText
+from .shown_text import ShownText
 from .stop_words import StopWords, stop_words
-from .token_text import SETTLED, Undecoded, token_text
+from .token_text import SETTLED, TokenText, Undecoded, token_text
 
 # Ids at a prompt's end that can matter to the text of the next.
 PROMPT_CONTEXT = 64
@@ -31,11 +32,13 @@ class TextStep(NamedTuple):
 class TextState:
     """One sequence's text so far that has not been emitted."""
 
-    __slots__ = ("early", "found", "held", "stop", "stopped", "undecoded")
+    __slots__ = ("early", "found", "held", "plain", "stop", "stopped", "text", "undecoded")
 
-    def __init__(self, undecoded: Undecoded, stop: StopWords | None, early: int) -> None:
+    def __init__(self, text: TokenText, undecoded: Undecoded, stop: StopWords | None, early: int, plain: bool) -> None:
+        self.text = text
         self.undecoded = undecoded
         self.stop = stop
+        self.plain = plain  # neither stop words nor control tokens
         self.early = early  # so many tokens more are text whatever they spell; 0 without stop words
         self.held = ""  # decoded, but possibly the beginning of a stop word
         self.stopped = False
@@ -46,17 +49,22 @@ class TextStreams:
     """The detokenizer of one model. All emitted texts of a sequence add up to transformers' `decode` of its ids."""
 
     def __init__(self, source: TokenizerSource) -> None:
-        self._text = token_text(source)
+        self._text: TokenText = token_text(source)
         if source.clean_up_spaces:
             self._text = CleanedText(self._text, source.renderer.clean_up_tokenization)
+        spellings = {token.id: token.content for token in source.added_tokens if token.special}
+        self._shown = ShownText(self._text, spellings)
         self._known: dict[tuple[Undecoded, int], tuple[TextStep, Undecoded]] = {}
         self._alone: dict[int, TextStep] = {}  # of these, the ones from SETTLED to SETTLED: nearly all tokens
 
-    def open(self, prompt_ids: Int32Array, words: tuple[str, ...] = (), min_tokens: int = 0) -> TextState:
+    def open(
+        self, prompt_ids: Int32Array, words: tuple[str, ...] = (), min_tokens: int = 0, control_tokens: bool = False
+    ) -> TextState:
         """Begin a sequence that continues `prompt_ids` (int32 [n]) and ends at any of `words` that begins behind its
-        first `min_tokens` tokens."""
-        undecoded, stop = self._text.open(prompt_ids[-PROMPT_CONTEXT:].tolist()), stop_words(words)
-        return TextState(undecoded, stop, min_tokens if stop else 0)
+        first `min_tokens` tokens. `control_tokens`: they are part of the text."""
+        text: TokenText = self._shown if control_tokens else self._text
+        undecoded, stop = text.open(prompt_ids[-PROMPT_CONTEXT:].tolist()), stop_words(words)
+        return TextState(text, undecoded, stop, min_tokens if stop else 0, stop is None and not control_tokens)
 
     def push(self, states: Sequence[TextState], tokens: Int32Array, counts: Int32Array) -> list[TextStep]:
         """One step a state: state i gets the next `counts[i]` of `tokens` (int32 [T]), in order."""
@@ -65,7 +73,7 @@ class TextStreams:
             push_one, alone = self._push_one, self._alone.get
             return [
                 alone(token) or push_one(state, token)
-                if state.undecoded is SETTLED and state.stop is None
+                if state.undecoded is SETTLED and state.plain
                 else push_one(state, token)
                 for state, token in zip(states, ids, strict=True)
             ]
@@ -80,7 +88,7 @@ class TextStreams:
         """The rest when the sequence has ended without a stop word: what was held back, then a cut-off character."""
         if state.stopped:
             return ""
-        rest = state.held + self._text.finish(state.undecoded)
+        rest = state.held + state.text.finish(state.undecoded)
         state.held, state.undecoded, state.stopped = "", Undecoded(at_start=False), True
         hit = state.stop.find(rest) if state.stop else None
         return rest[: hit[0]] if hit else rest
@@ -90,7 +98,7 @@ class TextStreams:
         return state.found
 
     def _push_one(self, state: TextState, token: int) -> TextStep:
-        if state.held or state.stopped or state.early:
+        if state.held or state.stopped or state.early or state.text is not self._text:
             return self._push_some(state, [token])
         step, undecoded = self._known.get((state.undecoded, token)) or self._follow(state.undecoded, token)
         if state.stop is not None and state.stop.may_begin_in(step.text):
@@ -111,7 +119,7 @@ class TextStreams:
     def _push_some(self, state: TextState, ids: list[int]) -> TextStep:
         if state.stop is not None:
             return self._push_until_stop(state, state.stop, ids)
-        text, state.undecoded = self._text.decode(state.undecoded, ids)
+        text, state.undecoded = state.text.decode(state.undecoded, ids)
         return TextStep(text, False, len(ids))
 
     def _push_until_stop(self, state: TextState, stop: StopWords, ids: list[int]) -> TextStep:
@@ -119,7 +127,7 @@ class TextStreams:
             return TextStep("", True, 0)
         if state.early:
             return self._push_early(state, stop, ids)
-        text, undecoded = self._text.decode(state.undecoded, ids)
+        text, undecoded = state.text.decode(state.undecoded, ids)
         text = state.held + text
         hit = stop.find(text)
         if hit:
@@ -131,7 +139,7 @@ class TextStreams:
 
     def _push_early(self, state: TextState, stop: StopWords, ids: list[int]) -> TextStep:
         early, rest = ids[: state.early], ids[state.early :]
-        text, state.undecoded = self._text.decode(state.undecoded, early)
+        text, state.undecoded = state.text.decode(state.undecoded, early)
         state.early -= len(early)
         if not rest:
             return TextStep(text, False, len(early))
@@ -142,7 +150,7 @@ class TextStreams:
         """How many of `ids` it takes for `held` and their text to reach `chars` characters."""
         undecoded, length = state.undecoded, len(state.held)
         for used, token in enumerate(ids, start=1):
-            text, undecoded = self._text.decode(undecoded, [token])
+            text, undecoded = state.text.decode(undecoded, [token])
             length += len(text)
             if length >= chars:
                 return used

@@ -192,6 +192,7 @@ def _read_returns(
             cumulative_logprob="cumulative_logprob" in names or "cum_log_probs" in names,
             logprobs="logprobs" in names or "output_log_probs" in names or dialect.token_ids,
             prompt_logprobs="prompt_logprobs" in names,
+            control_tokens=fields.control_tokens,
         ),
         names,
         dialect,

@@ -43,6 +43,7 @@ from .schema import (
 from .tensor_values import Array, Inputs
 
 MAX_JSON_CHARS = 1 << 20
+_NOT_SAMPLED = ("ignore_eos", "skip_special_tokens")  # what they say concerns the end and the text
 _OFF = {name: facts.off for name, facts in FIELDS.items() if facts.off}
 SEED_BITS = 53  # of a random seed: what every reader of JSON keeps, so that it can be sent back
 
@@ -67,6 +68,11 @@ class SamplingFields:
         """Whether the model's own end tokens end nothing."""
         return bool(self.numbers.get("ignore_eos", False))
 
+    @property
+    def control_tokens(self) -> bool:
+        """Whether they are shown in the text."""
+        return not self.numbers.get("skip_special_tokens", True)
+
     def sampling(
         self,
         max_tokens: int,
@@ -79,7 +85,7 @@ class SamplingFields:
 
         Raises InvalidRequest.
         """
-        numbers = {n: v for n, v in self.numbers.items() if n != "ignore_eos" and v not in _OFF.get(n, ())}
+        numbers = {n: v for n, v in self.numbers.items() if n not in _NOT_SAMPLED and v not in _OFF.get(n, ())}
         for name, value in of_authors.items():
             if name not in self.numbers:
                 numbers[name] = value
@@ -147,6 +153,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "logprobs": read_whole,
     "prompt_logprobs": read_whole,
     "ignore_eos": _flag,
+    "skip_special_tokens": _flag,
     "end_id": read_whole,
     "stop_words": _words,
     "bad_words": _words,
@@ -176,7 +183,6 @@ _NEUTRAL: dict[str, tuple[Callable[[str, object], Any], object]] = {
     "use_beam_search": (_flag, False),
     "early_stopping": (_flag, False),
     "detokenize": (_flag, True),
-    "skip_special_tokens": (_flag, True),
     "spaces_between_special_tokens": (_flag, True),
     "include_stop_str_in_output": (_flag, False),
 }
