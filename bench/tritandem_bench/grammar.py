@@ -1,9 +1,9 @@
-"""How long grammars take to compile, and masks to make: by themselves, and for many rows on some threads.
+"""How long grammars take to try and to compile, and masks to make: by themselves, and for many rows on some threads.
 
 Run as `python -m tritandem_bench.grammar [--schemas FILE] [--rows 64,256] [--threads 1,2] [MODEL]`. Each row has a
-schema of its own and writes an answer that keeps to it. Compilation and single masks are CPU time; where rows share
-threads, numbers of threads take turns, a step each. Of a FILE every line is an object with `schema` and `tests`, a list
-of {valid, data}. The last line is one JSON document.
+schema of its own and writes an answer that keeps to it. Compilation and single masks are CPU time, a trial is what a
+request waits for it; where rows share threads, numbers of threads take turns. Of a FILE every line is an object with
+`schema` and `tests`, a list of {valid, data}. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tritandem.contracts.errors import InvalidRequest
 from tritandem.contracts.grammars import Grammar, Kind
 from tritandem.grammar import Matcher, Vocabulary, compile_grammar
 from tritandem.grammar.compiled import MaskPool
+from tritandem.grammar.trials import Trials
 from tritandem.models import resolve_model
-from tritandem.tokenizer.files.source import read_source
+from tritandem.tokenizer.files.source import TokenizerSource, read_source
 
 STEPS = 120
 WORDS = ("name", "price", "count", "street", "created", "tags", "owner", "status")
@@ -98,6 +99,18 @@ def compiled(
     return writers, times_ms
 
 
+def tried(source: TokenizerSource, pairs: Sequence[Pair]) -> list[float]:
+    """ms of each trial, one after the other."""
+    trials, times_ms = Trials(source.json_text, source.vocab_size, source.end_ids), []
+    trials.check(Grammar(Kind.JSON_OBJECT), "").exception()  # the process is there
+    for schema, _ in pairs:
+        grammar, begun_s = Grammar(Kind.JSON_SCHEMA, json.dumps(schema)), time.perf_counter()
+        trials.check(grammar, "").exception()
+        times_ms.append((time.perf_counter() - begun_s) * 1e3)
+    trials.close()
+    return times_ms
+
+
 def alone(words: int, writers: Sequence[Writer]) -> list[float]:
     """us of CPU of each mask of each answer."""
     times_us = []
@@ -152,6 +165,7 @@ def main() -> None:
     print(f"{vocabulary.rows} tokens in {report['vocabulary_s']} s; {len(pairs)} schemas, {report['refused']} refused")
     print(f"{'':24}{'p50':>10}{'p99':>10}{'max':>10}")
     figures: list[tuple[str, str, Sequence[float]]] = [
+        ("trial", "ms", tried(source, pairs)),
         ("compile", "ms", times_ms),
         ("mask", "us", alone(vocabulary.words, writers)),
     ]
