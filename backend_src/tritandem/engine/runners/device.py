@@ -236,11 +236,7 @@ class Device:
             self.staging.release(packed)
 
     def _prefill(self, program: Program, chunks: EagerChunks, inputs: PassInputs) -> list[Landing]:
-        batch = inputs.batch(self.state, self.spec.block_tokens, chunks.longest, chunks.reach)
-        rows = inputs.last_rows[: chunks.firsts]
-        if chunks.scored:
-            rows = torch.cat((rows, scored_rows(chunks.scored, self.name)))
-        logits = self.forward.prefill(inputs.ids.long(), inputs.positions.long(), rows, batch)
+        logits = self.prefill_logits(chunks, inputs)
         scores = score_chunks(chunks.scored, logits[chunks.firsts :], self.staging.bring)
         landed = [tuple(map(self.staging.land, parts)) for parts in scores]
         logits = logits[: chunks.firsts]
@@ -254,6 +250,14 @@ class Device:
                 self._rehearsed.add((chunks.firsts, program.features))
             self._step.choose(logits, inputs.last_slots[: chunks.firsts], program.features, decoding=0)
         return landed
+
+    def prefill_logits(self, chunks: EagerChunks, inputs: PassInputs) -> torch.Tensor:
+        """Of the chunks' last tokens, then of those that are scored. Leaves K and V behind, and nothing else."""
+        batch = inputs.batch(self.state, self.spec.block_tokens, chunks.longest, chunks.reach)
+        rows = inputs.last_rows[: chunks.firsts]
+        if chunks.scored:
+            rows = torch.cat((rows, scored_rows(chunks.scored, self.name)))
+        return self.forward.prefill(inputs.ids.long(), inputs.positions.long(), rows, batch)
 
     def _decode_forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor

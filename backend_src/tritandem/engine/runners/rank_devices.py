@@ -15,6 +15,7 @@ import torch
 from ...config import EngineConfig
 from ..model.loader import LoadedModel
 from ..parallel.interface import LOADING_PATIENCE_S
+from ..rows.inputs import PassInputs
 from .company import RankCompany
 from .device import Device, Landing
 from .graph_sizes import GraphSizes
@@ -43,6 +44,7 @@ class RankDevices:
             lambda rank: Device(parts[rank], config, silent if rank else on_progress, company[rank])
         )
         self.first = first = self.devices[0]
+        self._share_a_device = len({device.name for device in self.devices}) < len(self.devices)
         self._set_patience(self._patience_s)
         self.name, self.spec, self.state, self.forward = first.name, first.spec, first.state, first.forward
         self.staging, self.streams, self.captures = first.staging, first.streams, first.captures
@@ -72,7 +74,14 @@ class RankDevices:
             for device in self._each_current():
                 device.rehearse(program)
             self._set_patience(self._patience_s)
-        return self._ranks.each(lambda rank: self._execute(self.devices[rank], rank, program))[0]
+        told = [device.tell(program) for device in self._each_current()]
+        if self._share_a_device and program.eager is not None:
+            self._set_patience(0)  # one that waits there would keep the other's kernels from being loaded
+            for device, inputs in zip(self._each_current(), told, strict=True):
+                if inputs is not None:
+                    device.prefill_logits(program.eager, inputs)
+            self._set_patience(self._patience_s)
+        return self._ranks.each(lambda rank: self._run(rank, program, told[rank]))[0]
 
     def recover(self, record: int) -> None:
         """A step that was launched on some of them cannot be taken back."""
@@ -95,12 +104,12 @@ class RankDevices:
             self._note_skew(last_ns - first_ns)
         return []
 
-    def _execute(self, device: Device, rank: int, program: Program) -> list[Landing]:
+    def _run(self, rank: int, program: Program, inputs: PassInputs | None) -> list[Landing]:
         """On the rank's thread. Kernels may be compiled on the way, by each rank in its own time."""
-        exchange = self._ranks.exchanges[rank]
+        exchange, device = self._ranks.exchanges[rank], self.devices[rank]
         with torch.inference_mode(), torch.cuda.stream(device.streams.compute):
             exchange.patience(LOADING_PATIENCE_S)
-            scores = device.execute(program)
+            scores = device.run(program, inputs)
             exchange.patience(self._patience_s)
         return scores
 
