@@ -43,6 +43,7 @@ class RankDevices:
         self.devices = ranks.each(
             lambda rank: Device(parts[rank], config, silent if rank else on_progress, company[rank])
         )
+        ranks.require()  # else they have agreed on nothing
         self.first = first = self.devices[0]
         self._share_a_device = len({device.name for device in self.devices}) < len(self.devices)
         self._set_patience(self._patience_s)

@@ -54,10 +54,13 @@ class RankThreads:
         }
         if not errors:
             return [future.result() for future in futures]
+        earlier = self.exchanges[0].failed()
         for rank, error in errors.items():
             self._meeting.abort()
             self.exchanges[rank].abort(f"rank {rank}: {type(error).__name__}: {error}")
         wait(running, timeout=GRACE_S)
+        if earlier is not None:  # what ranks computed since then means nothing, and what they say of it neither
+            raise RanksFailed(earlier) from next(iter(errors.values()))
         # Who only heard of it knows less than who failed.
         raise next((e for e in errors.values() if not isinstance(e, RanksFailed)), next(iter(errors.values())))
 

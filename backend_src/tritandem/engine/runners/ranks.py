@@ -37,21 +37,28 @@ def build_ranks(
     on_broken: Callable[[str], None] = lambda reason: None,
 ) -> Runner:
     """`on_broken` is told once why no step can run any more. Raises ConfigError with the reason."""
-    parts, ranks = load_ranks(model, config, devices, on_progress)
+    try:
+        parts, ranks = load_ranks(model, config, devices, on_progress)
+        runner: Runner
+        if devices[0].type == "cpu":
+            from .cpu_ranks import CpuRanks
+
+            runner = CpuRanks(parts, ranks, config, meter)
+        else:
+            from .cuda_ranks import CudaRanks
+
+            runner = CudaRanks(parts, ranks, config, on_progress, meter)
+        ranks.require()
+    except RanksFailed as error:
+        raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
     ranks.on_broken = on_broken
-    if devices[0].type == "cpu":
-        from .cpu_ranks import CpuRanks
-
-        return CpuRanks(parts, ranks, config, meter)
-    from .cuda_ranks import CudaRanks
-
-    return CudaRanks(parts, ranks, config, on_progress, meter)
+    return runner
 
 
 def load_ranks(
     path: Path, config: EngineConfig, devices: Sequence[torch.device], on_progress: Callable[[str], None]
 ) -> tuple[list[LoadedModel], RankThreads]:
-    """The parts, joined. They wait as long for each other as loading takes. Raises ConfigError."""
+    """The parts, joined. They wait as long for each other as loading takes. Raises ConfigError and RanksFailed."""
     loaded = []
     for rank in make_ranks(devices):
         on_progress(f"rank {rank.index} of {rank.count}, on {rank.device}")
@@ -72,11 +79,7 @@ def load_ranks(
         ranks.each(lambda rank: _rehearse(models[rank], exchanges[rank]))
     ranks.each(lambda rank: exchanges[rank].patience(LOADING_PATIENCE_S))
     silent: Callable[[str], None] = lambda _: None  # noqa: E731  (what one rank says, all would)
-    try:
-        parts = ranks.each(lambda rank: inspected(models[rank], silent if rank else on_progress))
-    except RanksFailed as error:
-        raise ConfigError(f"engine.device: given {config.device}, but {error}") from error
-    return parts, ranks
+    return ranks.each(lambda rank: inspected(models[rank], silent if rank else on_progress)), ranks
 
 
 def _rehearse(model: PreTrainedModel, exchange: Exchange) -> None:
