@@ -323,7 +323,7 @@ def test_quiet_moments_are_used_and_steps_are_planned_by_what_was_found(
 def test_what_cannot_be_prepared_costs_no_request(
     start: Callable[[Runner], EngineService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "QUIET_S", 0.01)
+    monkeypatch.setattr(service_module, "FIRST_QUIET_S", 0.01)
     runner = PreparingRunner(left=5, defect=RuntimeError("no memory"))
     service = start(runner)
     assert runner.done.wait(WAIT_S)

@@ -28,7 +28,9 @@ from .structure.preparing import OpenVocabulary, Prepared, Preparer
 
 MAX_LIVE_SEQUENCES = 16384
 LONGEST_LOOK_S = 0.001  # between looks at a device that may be done before it is expected to
-QUIET_S = 0.5  # without work, before the runner prepares: whoever comes right behind another shall not wait for it
+# Without work, before the runner prepares: whoever comes right behind another shall not wait for it, nor who waited for
+# the engine to be ready.
+QUIET_S, FIRST_QUIET_S = 0.5, 3.0
 CORE_THREAD = "engine-core"  # launches steps; may be given a core of its own
 
 log = logging.getLogger(__name__)
@@ -164,7 +166,8 @@ class EngineService:
 
     def _wait_for_work(self) -> bool:
         """In quiet moments the runner prepares what later steps run faster with. False when closing."""
-        wait_s: float | None = QUIET_S if self._unprepared else None
+        quiet_s = QUIET_S if self._load.steps else FIRST_QUIET_S
+        wait_s: float | None = quiet_s if self._unprepared else None
         while True:
             with self._mail:
                 if self._mail.wait_for(self._has_work, wait_s):
@@ -172,7 +175,7 @@ class EngineService:
                 quiet = not self._live_ids
             if quiet:
                 self._unprepared = self._prepare()
-            wait_s = (0.0 if quiet else QUIET_S) if self._unprepared else None
+            wait_s = (0.0 if quiet else quiet_s) if self._unprepared else None
 
     def _prepare(self) -> bool:
         try:
@@ -231,6 +234,7 @@ def build_engine(
     if not on_cuda:
         on_progress(f"computing with {limit_threads(config.threads, len(devices))} threads")
     runner: Runner
+    preparer: Preparer | None = None
     if len(devices) > 1:
         from .runners.ranks import build_ranks
 
@@ -238,7 +242,11 @@ def build_engine(
     elif on_cuda:
         from .runners.cuda import CudaRunner
 
-        runner = CudaRunner(load_model(model, config, on_progress), config, on_progress, meter)
+        loaded = load_model(model, config, on_progress)
+        if open_vocabulary is not None:
+            preparer = Preparer(open_vocabulary, loaded.vocab_size)
+            preparer.warm()  # a second of a core, which the first request would miss
+        runner = CudaRunner(loaded, config, on_progress, meter)
     else:
         from .runners.cpu import CpuRunner
 
@@ -248,10 +256,9 @@ def build_engine(
             on_progress(f"{kept}: more blocks in the same memory, and every step converts what it reads")
     if on_cuda:
         limit_threads(config.threads)  # loading may use every core, steps need none
-    preparer = None
-    if open_vocabulary is not None:
+    if open_vocabulary is not None and preparer is None:
         preparer = Preparer(open_vocabulary, runner.spec.vocab_size)
         if on_cuda:
-            preparer.warm()  # a second of a core, which a CPU's steps would miss
+            preparer.warm()
     forcing = Forcing.of(config.forced_run_tokens, runner.spec)
     return EngineService(runner, config.prefix_cache, meter, in_step, preparer, forcing)
