@@ -78,6 +78,23 @@ def test_what_an_answer_must_begin_with_is_prefilled_with_its_prompt() -> None:
     assert rig.answers[1].finish == FinishCode.COMPLETE
 
 
+def test_of_a_prompt_no_more_is_said_to_be_cached_than_it_has() -> None:
+    rig = Rig(make_runner())
+    for number in range(2):
+        begun(rig, [structured(number, [5, 6, 7, 8, 9, 10], regex("abcdefghijklm[xyz]"), max_tokens=20)]).run(())
+    assert [rig.answers[number].cached_tokens for number in range(2)] == [0, 6]
+    assert rig.core.load().prefix_hit_tokens == 6
+    assert rig.answers[0].tokens == rig.answers[1].tokens
+
+
+def test_an_answer_that_ends_before_its_first_step_has_no_tokens() -> None:
+    rig = begun(Rig(make_runner()), [structured(1, [5, 6], regex("abcdefghijklm[xyz]"), max_tokens=20)])
+    rig.core.cancel([1])
+    rig.read()
+    assert (rig.answers[1].tokens, rig.answers[1].finish) == ([], FinishCode.CANCELLED)
+    rig.core.check_integrity()
+
+
 def test_the_middle_of_an_answer_costs_a_step_whatever_its_length() -> None:
     steps = []
     for length in (6, 30):

@@ -333,7 +333,6 @@ class EngineCore:
 
     def _end(self, sequence: SequenceState, finish: FinishCode, error: str = "") -> None:
         """Once per sequence; the caller holds the outbox's lock and publishes."""
-        sequence.finish, sequence.error = finish, error
         self._pace.note_end(sequence.prompt_tokens - sequence.cached_tokens, len(sequence.output_ids))
         del self._live[sequence.seq_id]
         self.residency.leave(sequence)
@@ -344,6 +343,7 @@ class EngineCore:
             self._waiting_tokens -= sequence.known_tokens
         else:
             self._release(sequence)
+        sequence.end(finish, error)
 
     def _release(self, sequence: SequenceState) -> None:
         self.residency.release(sequence)

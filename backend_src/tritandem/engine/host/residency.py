@@ -130,7 +130,7 @@ class Residency:
         cached_tokens = candidate.cached_tokens(self._block_tokens)
         slot = self._free_slots.pop()
         if not sequence.prefill_start_ns:  # a preempted one finds its own blocks again
-            self.hit_tokens += cached_tokens
+            self.hit_tokens += min(cached_tokens, sequence.prompt_tokens)
         sequence.begin(slot, list(hits), cached_tokens)
         sequence.gives_cached = True
         self._open_row(sequence)

@@ -128,6 +128,11 @@ class SequenceState:
             self.take_forced()
         return FinishCode.COMPLETE if self.structure.is_over() else code
 
+    def end(self, finish: FinishCode, error: str) -> None:
+        self.finish, self.error = finish, error
+        if not self.first_token_ns:  # what it must have begun with was never stored
+            self.output_ids = []
+
     def why_no_choice(self) -> str:
         """For the client, where no token had a score: the fields that together may have left none."""
         if self.structure is None:
@@ -194,7 +199,7 @@ class SequenceState:
     def begin(self, slot: int, blocks: list[int], cached_tokens: int) -> None:
         """Take a slot; `cached_tokens` of the prefill are in shared blocks already."""
         if not self.prefill_start_ns:
-            self.cached_tokens = cached_tokens
+            self.cached_tokens = min(cached_tokens, self.prompt_tokens)  # forced tokens may be cached, too
         self.slot, self.blocks = slot, blocks
         self.prefill_ids = self.ids_between(0, self.known_tokens)
         self.prefill_tokens = len(self.prefill_ids)
