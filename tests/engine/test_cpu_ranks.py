@@ -20,8 +20,9 @@ from tritandem.engine.runners.cpu_ranks import CpuRanks
 from tritandem.engine.runners.ranks import build_ranks
 from tritandem.engine.step import Runner
 
-from tests.engine.engine_rig import CONFIGS, Answer, Rig, prompts, request, tokens_of
+from tests.engine.engine_rig import CONFIGS, Answer, Rig, make_runner, prompts, reference_model, request, tokens_of
 from tests.engine.structured_rig import mixture, structure_of, table_walker
+from tests.engine.tiny_gguf import write_gguf
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 132,
@@ -185,6 +186,15 @@ def test_what_does_not_divide_is_refused_by_name(
     LlamaConfig(**{**SHAPE, **changes}).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=said):
         build_ranks(tmp_path, EngineConfig(random_weights=True), [torch.device("cpu")] * count, lambda _: None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_gguf_file_is_cut_as_a_folder_is(kind: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", reference_model(kind))
+    config = EngineConfig(num_blocks=128, max_sequences=8, block_tokens=4, rank_patience_s=120.0)
+    made = build_ranks(tmp_path / "model.gguf", config, [torch.device("cpu")] * 2, lambda _: None)
+    batch = [request(i, ids) for i, ids in enumerate(prompts(4, seed=3))]
+    assert tokens_of(Rig(made).run(batch)) == tokens_of(Rig(make_runner(kind)).run(batch))
 
 
 def test_norms_over_all_heads_at_once_are_refused(tmp_path: Path) -> None:
