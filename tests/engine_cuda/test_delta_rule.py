@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tritandem.config import EngineConfig
 from tritandem.engine.attention.interface import AttentionBatch
 from tritandem.engine.model.loader import LoadedModel
+from tritandem.engine.model.packed import KvCache
 from tritandem.engine.model.states.cache import StateCache
 from tritandem.engine.model.states.reference import delta_rule as reference
 from tritandem.engine.model.support import inspect_model
@@ -135,6 +136,45 @@ def test_norms_in_a_kernel_equal_the_models_own(kernel_device: torch.device, kin
         for norm, x, right in zip(norms * 2, given, want, strict=True):
             assert relative_error(norm(x), right) < TOLERANCE[dtype]
             assert torch.equal(norm(x.transpose(0, 1)), type(norm).forward(norm, x.transpose(0, 1)))
+
+
+@pytest.mark.gpu
+def test_chunks_and_decode_steps_on_a_device_equal_transformers(kernel_device: torch.device) -> None:
+    """Two sequences in rows of their own; decode steps have them in another order, with rows of padding between."""
+    from tritandem.engine.model.device_forward import DeviceForward
+    from tritandem.engine.model.states.launches import delta_rule
+    from tritandem.engine.rows.inputs import PassInputs
+    from tritandem.engine.rows.state import SlotState
+
+    model = model_of("Qwen3NextConfig", (16, 16, 4), kernel_device, torch.float32)
+    texts = [torch.arange(count, device=kernel_device) * factor % 97 for count, factor in ((20, 7), (9, 5))]
+    whole = [model(text[None]).logits[0] for text in texts]
+    loaded = LoadedModel(model, inspect_model(model), 97, 128)
+    forward = DeviceForward(loaded, EngineConfig(), 3, lambda message: None)
+    assert forward._packed.states is not None
+    forward._packed.states = replace(forward._packed.states, rule=delta_rule)
+    forward.use(KvCache.allocate(loaded.layers, 9, 16, torch.float32, kernel_device))
+    state = SlotState.empty(3, 4, 97, kernel_device)
+    state.block_table[1, :2] = torch.tensor([3, 4], dtype=torch.int32)
+    state.block_table[2, :2] = torch.tensor([5, 6], dtype=torch.int32)
+    inputs = PassInputs.empty(25, 2, kernel_device)
+    inputs.token_slots[:] = torch.tensor([1] * 18 + [2] * 7)
+    inputs.slots[:] = torch.tensor([1, 2])
+    inputs.positions[:] = torch.tensor([*range(18), *range(7)])
+    inputs.starts[:] = torch.tensor([0, 18, 25])
+    inputs.context_lens[:] = torch.tensor([18, 7])
+    chunks, ids = inputs.batch(state, 16, 18, 18), torch.cat((texts[0][:18], texts[1][:7]))
+    with torch.inference_mode():
+        last = torch.tensor([17, 24], device=kernel_device)
+        got = forward.prefill(ids, inputs.positions.long(), last, chunks)
+        assert relative_error(got, torch.stack((whole[0][17], whole[1][6]))) < 1e-3
+        for step in range(2):
+            fed = [int(texts[1][7 + step]), 0, int(texts[0][18 + step]), 0]
+            at = torch.tensor([7 + step, 0, 18 + step, 0], device=kernel_device)
+            lens = torch.tensor([8 + step, 0, 19 + step, 0], dtype=torch.int32, device=kernel_device)
+            rows = torch.tensor([2, 3, 1, 3], device=kernel_device)
+            got = forward.decode(state, 16, torch.tensor(fed, device=kernel_device), at, rows, lens)
+            assert relative_error(got[[2, 0]], torch.stack((whole[0][18 + step], whole[1][7 + step]))) < 1e-3
 
 
 @pytest.mark.gpu
