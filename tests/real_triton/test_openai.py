@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,18 @@ def test_a_stream_is_the_same_answer_in_pieces(api: Any) -> None:
     assert said == whole.choices[0].message.content
     assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["stop"]
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_control_tokens_are_shown_to_those_who_ask_for_them(api: Any) -> None:
+    asked = {"messages": QUESTION, "max_tokens": 16, **GREEDY}
+    hidden, shown = (
+        api.chat.completions.create(extra_body={"ignore_eos": True, "skip_special_tokens": skip}, **asked)
+        for skip in (True, False)
+    )
+    said = shown.choices[0].message.content
+    assert "<|im_end|>" in said
+    assert "<|im_end|>" not in hidden.choices[0].message.content
+    assert re.sub(r"<\|\w+\|>", "", said) == hidden.choices[0].message.content
 
 
 def test_the_models_are_listed(api: Any) -> None:
