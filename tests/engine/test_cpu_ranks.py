@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,6 +52,7 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 @functools.cache
 def folder(kind: str) -> Path:
+    """Of a tiny model; for all tests of this process."""
     with torch.random.fork_rng():
         torch.manual_seed(11)
         model = AutoModelForCausalLM.from_config(MODELS[kind](), dtype=torch.float32)
@@ -57,6 +60,7 @@ def folder(kind: str) -> Path:
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter)
     path = Path(tempfile.mkdtemp(prefix=kind))
+    atexit.register(shutil.rmtree, path)
     model.save_pretrained(path)
     return path
 
