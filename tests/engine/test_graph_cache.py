@@ -101,6 +101,14 @@ def test_what_runs_eagerly_again_and_again_is_captured_in_place(recorder: Record
     assert recorder.done == ["rehearsed", "run", "run", "run", "gave back", "captured", "replayed", "replayed"]
 
 
+def test_beside_other_ranks_nothing_is_captured_between_steps(recorder: Recorder) -> None:
+    graphs = GraphCache(SimpleNamespace(device="none"), True, between_steps=False)  # type: ignore[arg-type]
+    for _ in range(8):
+        step(graphs, recorder)
+    assert recorder.done == ["rehearsed", *["run"] * 8]
+    assert graphs.capture("a", recorder.work)
+
+
 def test_a_refusal_is_final_and_costs_nothing_but_speed(recorder: Recorder) -> None:
     graphs = cache()
     recorder.broken = True

@@ -94,7 +94,9 @@ class Device:
         self._report = Report(ring, record, masks_ready, mask_waits)
         self._step = DecodeStep(self.state, self._decode_forward, self._report, self._max_rows, MAX_CHUNKS)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=self.name)
-        self.captures = GraphCache(self.streams.compute, config.cuda_graphs and self.forward.capturable)
+        self.captures = GraphCache(
+            self.streams.compute, config.cuda_graphs and self.forward.capturable, between_steps=company is ALONE
+        )
         self.graphs = DecodeGraphs(self.captures, self._step.enqueue)
         self.mixed = MixedPasses(
             self.state,

@@ -28,8 +28,10 @@ MOST_MISSED = 8
 class GraphCache:
     """Graphs by key. All share one memory pool: they run one after the other on one stream."""
 
-    def __init__(self, stream: torch.cuda.Stream, enabled: bool) -> None:
-        self.enabled = enabled
+    def __init__(self, stream: torch.cuda.Stream, enabled: bool, between_steps: bool = True) -> None:
+        """`between_steps`: what is missed often is captured without an idle moment. Not where kernels may wait for
+        another rank meanwhile: memory that a capture asks for waits for them."""
+        self.enabled, self._between_steps = enabled, between_steps
         self.capture_bytes = 0
         self.missed: dict[Hashable, int] = {}  # how often each has run eagerly
         self._stream = stream
@@ -56,7 +58,7 @@ class GraphCache:
         self.missed[key] = missed + 1
         if not missed:
             enqueue(True)
-        elif missed % MOST_MISSED == 0:
+        elif self._between_steps and missed % MOST_MISSED == 0:
             self.capture(key, enqueue, rehearsed=True)
 
     def holds(self, key: Hashable) -> bool:
