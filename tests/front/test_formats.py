@@ -232,6 +232,7 @@ SILENT = "{%- if silent is defined and silent %}{{- '<think>\\n\\n</think>\\n\\n
 TEMPLATES = {
     QWEN + SILENT + "{%- endif %}": Formats("hermes", "think"),
     QWEN + "{{- '<think>\\n' }}{%- endif %}": Formats("hermes", "think-open"),
+    QWEN.replace("name", "<invoke name=x>") + "{%- endif %}": Formats("none", "think"),
     QWEN.replace("name", "<function=x>") + "{{- '<think>\\n' }}{%- endif %}": Formats("none", "think-open"),
     # The mark is a variable's; what the end is made of depends on what nobody asks for.
     "{% set mark = '<think>' %}{% set end = '</think>' %}{{ messages[0].content }}{{ mark }}": Formats(

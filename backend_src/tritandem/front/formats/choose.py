@@ -29,6 +29,7 @@ STRUCTURES: Mapping[str, Callable[[Calls, bool, Part | None], Part]] = {
     HARMONY: harmony.structure,
 }
 REASONING = (THINK, THINK_OPEN, HARMONY)  # open: the prompt ends inside the thought
+_XML = ("<function=", "<arg_key>", "<invoke ")
 TOOL_WORDS, REASONING_WORDS = (AUTO, NONE, *TOOLS), (AUTO, NONE, *REASONING)
 
 
@@ -101,7 +102,7 @@ def _tools(template: str) -> str:
     if harmony.CHANNEL in template:
         return HARMONY
     if hermes.BEGIN in template:  # others write XML between the same marks
-        return NONE if "<function=" in template or "<arg_key>" in template else "hermes"
+        return NONE if any(mark in template for mark in _XML) else "hermes"
     return "llama3-json" if '"parameters"' in template and "ipython" in template else NONE
 
 
