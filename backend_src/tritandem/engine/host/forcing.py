@@ -49,7 +49,7 @@ class Forcing:
         found = []
         for sequence in decoded:
             free = not (sequence.finish or sequence.forced) and sequence.slot != NO_SLOT
-            if free and sequence.decodable and _may_be(sequence):
+            if sequence.structure is not None and free and sequence.decodable and _may_be(sequence):
                 found.append((sequence, self._run(sequence, sequence.promised - len(sequence.output_ids))))
         return [(sequence, run) for sequence, run in found if run]
 
