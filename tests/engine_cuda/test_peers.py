@@ -81,9 +81,9 @@ def test_ranks_that_run_one_after_the_other_get_the_sum(one_by_one: torch.device
 def test_columns_stand_beside_each_other_in_the_order_of_ranks(one_by_one: torch.device) -> None:
     devices = [one_by_one] * 3
     group = together(devices)
-    for rows in (1, 5, 64):
-        parts = randoms(devices, (rows, 32), torch.float32, rows)
-        outs = [part.new_empty(rows, 96) for part in parts]
+    for rows, columns in ((1, 32), (5, 33), (64, 22), (24, 66)):
+        parts = randoms(devices, (rows, columns), torch.float32, rows)
+        outs = [part.new_empty(rows, 3 * columns) for part in parts]
         for stage in stages():
             for exchange, part, out in zip(group, parts, outs, strict=True):
                 exchange.gather_stages(part, out, stage)
