@@ -193,10 +193,10 @@ class SchedulerConfig:
     dynamic_batch: bool = _setting(True, "the number of sequences follows the measured step time")
     target_inter_token_s: float = _setting(0.05, "inter-token latency that dynamic_batch aims at", 0.0001)
     tick_s: float = _setting(0.001, "requests that arrive within one tick travel in one submit", 0.0, 1.0)
-    sender_threads: int = _setting(4, "threads that hand responses to Triton", 1, 64)
+    sender_threads: int = _setting(2, "threads that hand responses to Triton", 1, 64)
     sender_share: float = _setting(
-        0.4,
-        "share of one core for responses; many streams get longer ones, evenly; 1: no intervals",
+        0.7,
+        "share of their time that responses may take; many streams get longer ones, evenly; 1: no intervals",
         0.01,
         1.0,
     )

@@ -62,7 +62,7 @@ class Counter:
         ticket.sending = False
 
 
-def test_an_interval_is_what_all_streams_cost_in_the_share_of_a_core_that_they_have() -> None:
+def test_an_interval_is_what_all_streams_take_in_the_share_of_the_senders_time_that_they_have() -> None:
     cadence = Cadence(0.5)
     for _ in range(200):
         cadence.note_cost(32 * 100_000, 32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,15 +115,6 @@ class ProcessWatch:
                 self._ended_wait_ns += wait_ns
         self._wait_ns = found
         return (self._ended_wait_ns + sum(found.values())) / 1e9
-
-
-def thread_spent_ns() -> int:
-    """CPU time of the calling thread, and its waits for a core where the kernel tells."""
-    try:
-        run_ns, wait_ns, _ = _contents("/proc/thread-self/schedstat").split()
-        return int(run_ns) + int(wait_ns) or time.thread_time_ns()
-    except (OSError, ValueError):
-        return time.thread_time_ns()
 
 
 def _allowed_cores(threads: Iterable[str]) -> int | None:

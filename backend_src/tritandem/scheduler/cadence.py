@@ -1,30 +1,30 @@
 """How often a stream may get a response, so that sending never takes the interpreter from those who decide.
 
-A response costs CPU whether it carries one token or sixty, and on busy cores a wait for one as well: Triton's threads
-stand in the same line. With many streams each gets its next response an interval after the last, with all tokens
-since; with few the interval is too short to matter and every token goes at once. Called with the desk's lock held.
+A response takes as long with one token as with sixty: a sender waits for the interpreter, for a core and for Triton.
+With many streams each gets its next response an interval after the last, with all tokens since, so that senders rest
+for a part of their time; with few the interval is too short to matter. Called with the desk's lock held.
 """
 
 from __future__ import annotations
 
 FIRST_COST_NS = 100_000  # of a response, until some were sent
-MOST_COST_NS = 250_000  # so that a busy machine does not make streams stand still
+MOST_COST_NS = 500_000  # so that a busy machine does not make streams stand still
 LEAST_NS = 4_000_000  # a shorter interval would only round what a sender's turn takes anyway
 TICK_NS = 2_000_000  # intervals end on these, so that a sender that wakes finds several streams due
 WEIGHT = 0.1  # of the newest figure in the mean cost
 
 
 class Cadence:
-    """`share` of one core is what all responses together may take; 1 or more: no interval."""
+    """`share` of the senders' time is what all responses together may take; 1 or more: no interval."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._cost_ns = float(FIRST_COST_NS)
         self.streams = 0  # that have got their first response and not their last
 
-    def note_cost(self, spent_ns: int, responses: int) -> None:
-        """CPU time, and waits for a core, of a sender with so many responses."""
-        self._cost_ns += WEIGHT * (spent_ns / responses - self._cost_ns)
+    def note_cost(self, busy_ns: float, responses: int) -> None:
+        """So many responses took so much of all senders' time, their waits for work left out."""
+        self._cost_ns += WEIGHT * (busy_ns / responses - self._cost_ns)
 
     def interval_ns(self) -> int:
         """Between two responses of one stream; 0: there is none."""

@@ -59,6 +59,7 @@ class Desk:
         self._refused_next = False
         self._idle_senders = 0  # that wait to be called
         self._alarm_ns: int | None = None  # when the sender that sleeps until then wakes; None: nobody does
+        self._rest = threading.local()
         self._closed = False
         self._max_buffered_chars = max_buffered_chars
         self._on_end = on_end
@@ -140,11 +141,19 @@ class Desk:
                         return parcel
                 if self._closed and not self._ready:
                     return None
+                begun_ns = self._clock()
                 self._wait()
+                self._rest.ns = getattr(self._rest, "ns", 0) + self._clock() - begun_ns
 
-    def note_cost(self, spent_ns: int, responses: int) -> None:
+    def note_cost(self, busy_ns: int, responses: int, senders: int) -> None:
         with self.lock:
-            self.cadence.note_cost(spent_ns, responses)
+            self.cadence.note_cost(busy_ns / senders, responses)
+
+    def rested_ns(self) -> int:
+        """For how long the calling thread has found nothing to take, since it last asked."""
+        rested_ns: int = getattr(self._rest, "ns", 0)
+        self._rest.ns = 0
+        return rested_ns
 
     def close(self) -> None:
         """Senders return once everything queued is out."""

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 
 from ..contracts.answers import Chunk
 from ..contracts.errors import EngineFailed, TritandemError, told
-from ..machine.processes import thread_spent_ns
 from .desk import Desk, Parcel
 from .ticket import Ticket
 
@@ -51,12 +50,12 @@ class Senders:
 
     def _run(self) -> None:
         previous: Ticket | None = None
-        responses, used_ns = 0, thread_spent_ns()
+        responses, since_ns = 0, self._clock()
         while True:
             if responses == COSTED:
-                now_used_ns = thread_spent_ns()
-                self._desk.note_cost(now_used_ns - used_ns, responses)
-                responses, used_ns = 0, now_used_ns
+                now_ns = self._clock()
+                self._desk.note_cost(now_ns - since_ns - self._desk.rested_ns(), responses, len(self._threads))
+                responses, since_ns = 0, now_ns
             responses += 1
             parcel = self._desk.take(previous)
             if parcel is None:
