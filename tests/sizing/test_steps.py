@@ -21,6 +21,7 @@ from tritandem.sizing.steps import (
     kv_tokens,
     products_s,
     sum_s,
+    weight_bytes_a_gpu,
 )
 from tritandem_bench.shapes import SHAPES, write_shape
 
@@ -95,7 +96,8 @@ def test_the_published_target_is_met_by_eight_gpus_and_not_by_four() -> None:
 
 
 def test_kv_heads_that_are_fewer_than_ranks_are_held_several_times() -> None:
-    assert LLAMA_8B.kv_bytes(16) == LLAMA_8B.kv_bytes(8) == LLAMA_8B.kv_bytes(1) // 8
+    sixteen, eight, one = (LLAMA_8B.kv_bytes(Layout(H200, ranks)) for ranks in (16, 8, 1))
+    assert sixteen == eight == one // 8
 
 
 def test_a_model_that_does_not_fit_has_no_room_for_keys_and_values() -> None:
@@ -108,6 +110,17 @@ def test_a_model_that_does_not_fit_has_no_room_for_keys_and_values() -> None:
 def test_ranks_and_stages_that_do_not_divide_the_model_are_refused(layout: tuple[int, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         check_layout(LLAMA_70B, Layout(H200, *layout))
+
+
+def test_smaller_values_leave_room_and_time() -> None:
+    whole, smaller = Layout(H200), Layout(H200, kv_value_bytes=1)
+    assert kv_tokens(LLAMA_8B, smaller) == pytest.approx(2 * kv_tokens(LLAMA_8B, whole), rel=1e-5)
+    step, faster = (decode_step(LLAMA_8B, layout, 256, 1500) for layout in (whole, smaller))
+    assert faster.attention < 0.6 * step.attention
+    assert faster.products == step.products
+    four = Layout(H200, weight_bytes=4.25 / 8)
+    assert weight_bytes_a_gpu(LLAMA_8B, four) < 0.4 * weight_bytes_a_gpu(LLAMA_8B, whole)
+    assert decode_step(LLAMA_8B, four, 1, 500).products < 0.45 * decode_step(LLAMA_8B, whole, 1, 500).products
 
 
 @pytest.mark.parametrize(
@@ -126,8 +139,11 @@ def test_a_shape_that_is_not_stated_is_refused_by_name(change: dict[str, Any], n
 def test_the_command_tells_a_person_and_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_shape("llama-3.1-70b", tmp_path))
     words = ["size", "--gpus", "8", "--input-tokens", "16000", "--model", model, "--ranks", "4", "--stages", "2"]
+    assert main([*words, "--json", "--weights", "int4", "--kv-dtype", "fp8_e4m3"]) == 0
+    smaller = json.loads(capsys.readouterr().out)["steps"]
     assert main([*words, "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
+    assert smaller["kv_tokens"] > 2 * steps["kv_tokens"]
     assert steps["engines"] == 1
     assert steps["first_token"]["ms"] == pytest.approx(1e3 * first_token(LLAMA_70B, Layout(H200, 4, 2), 16_000).total)
     assert main(words) == 0

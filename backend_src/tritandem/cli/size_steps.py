@@ -24,7 +24,8 @@ from .numbers import whole
 
 MOST_RANKS = 64
 ROWS = (1, 8, 64, 256)
-_WEIGHT_BYTES = {"bf16": 2, "fp8": 1}
+_WEIGHT_BYTES = {"bf16": 2, "fp8": 1, "int4": 4.25 / 8}  # a scale of two bytes for 128 values
+_KV_BYTES = {"bf16": 2, "fp8_e4m3": 1}
 _GIB = 1 << 30
 
 
@@ -38,7 +39,12 @@ def add_step_flags(size: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--stages", type=whole(1, MOST_RANKS), default=1, metavar="M", help="groups of them that share the layers out"
     )
-    size.add_argument("--weights", choices=list(_WEIGHT_BYTES), default="bf16")
+    size.add_argument(
+        "--weights", choices=list(_WEIGHT_BYTES), default="bf16", help="their type (default: %(default)s)"
+    )
+    size.add_argument(
+        "--kv-dtype", choices=list(_KV_BYTES), default="bf16", help="that of the KV cache (default: %(default)s)"
+    )
 
 
 def predicted(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -46,7 +52,7 @@ def predicted(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.model is None:
         return None
     shape = DecoderShape.of(read_folder(args.model).text, str(args.model))
-    layout = Layout(H200, args.ranks, args.stages, _WEIGHT_BYTES[args.weights])
+    layout = Layout(H200, args.ranks, args.stages, _WEIGHT_BYTES[args.weights], _KV_BYTES[args.kv_dtype])
     check_layout(shape, layout)
     if args.gpus % (args.ranks * args.stages):
         raise ConfigError(f"--gpus: given {args.gpus}, allowed: a multiple of --ranks x --stages")
@@ -58,6 +64,7 @@ def predicted(args: argparse.Namespace) -> dict[str, Any] | None:
         "ranks": args.ranks,
         "stages": args.stages,
         "weights": args.weights,
+        "kv_dtype": args.kv_dtype,
         "weight_gib_a_gpu": round(weight_bytes_a_gpu(shape, layout) / _GIB, 1),
         "kv_tokens": room,
         "context_tokens": context,
@@ -77,7 +84,7 @@ def _spent(spent: Spent) -> dict[str, Any]:
 def step_lines(steps: dict[str, Any]) -> list[str]:
     """The same for a person."""
     layout = f"{steps['engines']} x ({steps['ranks']} ranks x {steps['stages']} stages), {steps['weights']}"
-    fits, first = f"{steps['kv_tokens']:,} tokens of KV", steps["first_token"]
+    fits, first = f"{steps['kv_tokens']:,} tokens of KV in {steps['kv_dtype']}", steps["first_token"]
     if not steps["kv_tokens"]:
         fits = "no room for KV: the weights do not fit"
     lines = [

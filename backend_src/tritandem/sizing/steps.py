@@ -61,19 +61,21 @@ class DecoderShape:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
-    def kv_bytes(self, ranks: int) -> int:
+    def kv_bytes(self, layout: Layout) -> int:
         """Of one token and layer on one rank; fewer heads than ranks are held several times."""
-        return 2 * math.ceil(self.kv_heads / ranks) * self.head_dim * ACTIVATION_BYTES
+        return 2 * math.ceil(self.kv_heads / layout.ranks) * self.head_dim * layout.kv_value_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One engine on `ranks` x `stages` GPUs. `weight_bytes`: 2 in bfloat16, 1 in FP8 (the head stays at 2)."""
+    """One engine on `ranks` x `stages` GPUs. `weight_bytes`: of a value with its scale, 2 in bfloat16, 1 in FP8 (the
+    head stays at 2). `kv_value_bytes`: of a cached key or value."""
 
     gpu: Gpu
     ranks: int = 1
     stages: int = 1
-    weight_bytes: int = 2
+    weight_bytes: float = 2
+    kv_value_bytes: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,9 @@ def check_layout(shape: DecoderShape, layout: Layout) -> None:
         raise ConfigError(f"--stages: given {layout.stages}, allowed: what divides the model's {shape.layers} layers")
 
 
-def products_s(gpu: Gpu, parameters: float, rows: int, count: int, weight_bytes: int) -> float:
+def products_s(gpu: Gpu, parameters: float, rows: int, count: int, weight_bytes: float) -> float:
     """`count` products with so many weights together over `rows` rows: bound by weights or by arithmetic."""
-    flops = (gpu.bf16_flops if weight_bytes == 2 else gpu.fp8_flops).value
+    flops = (gpu.fp8_flops if weight_bytes == 1 else gpu.bf16_flops).value  # what is packed tighter is unpacked
     by_weights, by_arithmetic = parameters * weight_bytes / gpu.weight_bytes_per_s.value, 2 * parameters * rows / flops
     return count * gpu.product_s.value + max(by_weights, by_arithmetic)
 
@@ -128,8 +130,8 @@ def sum_s(gpu: Gpu, ranks: int, num_bytes: float) -> float:
 
 def decode_step(shape: DecoderShape, layout: Layout, rows: int, context_tokens: float) -> Spent:
     """One token for each of `rows` sequences of `context_tokens`: of every stage, one after the other."""
-    gpu, ranks = layout.gpu, layout.ranks
-    attention = gpu.attention_s.value + rows * context_tokens * shape.kv_bytes(ranks) / gpu.kv_bytes_per_s.value
+    gpu = layout.gpu
+    attention = gpu.attention_s.value + rows * context_tokens * shape.kv_bytes(layout) / gpu.kv_bytes_per_s.value
     layer = _layer(shape, layout, rows) + Spent(attention=attention)
     hops = (layout.stages - 1) * (gpu.reduce_s.value + _residual_bytes(shape, rows) / gpu.link_bytes_per_s.value)
     return layer.times(shape.layers) + _head(shape, layout, rows) + Spent(sums=hops)
@@ -164,7 +166,7 @@ def weight_bytes_a_gpu(shape: DecoderShape, layout: Layout) -> float:
 def kv_tokens(shape: DecoderShape, layout: Layout) -> int:
     """That fit beside the weights, of all sequences; 0 where the weights do not."""
     left = (layout.gpu.memory_bytes.value - weight_bytes_a_gpu(shape, layout)) * MEMORY_FRACTION
-    return max(0, int(left / (shape.kv_bytes(layout.ranks) * shape.layers / layout.stages)))
+    return max(0, int(left / (shape.kv_bytes(layout) * shape.layers / layout.stages)))
 
 
 def _layer(shape: DecoderShape, layout: Layout, rows: int) -> Spent:
