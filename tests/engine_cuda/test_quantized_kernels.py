@@ -14,9 +14,9 @@ from tritandem.engine.model.quantized.weight import QuantizedWeight, quantize_fp
 pytest.importorskip("triton")
 from tritandem.engine.model.linear.fp8_rows import FEW_TO_SCALE, Fp8Rows, rows_fp8
 from tritandem.engine.model.linear.interface import How, Norm, Rounding, Unfusable
-from tritandem.engine.model.linear.parts import parts_linear, split
+from tritandem.engine.model.linear.parts import MOST_ROWS, parts_linear, split
 from tritandem.engine.model.linear.quantized import QuantizedNormed, QuantizedResidual
-from tritandem.engine.model.linear.quantized_rows import MOST_ROWS, quantized_linear, unpack, unpacked_linear
+from tritandem.engine.model.linear.unpacked import unpack, unpacked_linear
 
 FORMS = ("fp8 rows", "fp8 blocks", "fp8 order", "int4 g128", "int4 g64", "int4 g32 zeros", "int4 row", "int4 order")
 
@@ -50,38 +50,6 @@ def test_what_is_packed_is_unpacked_again(form: str, kernel_device: torch.device
     weight = packed(form, 40, inner_of(form), kernel_device)
     assert torch.equal(unpack(weight, torch.float32), weight.dense(torch.float32))
     assert error(unpack(weight, torch.bfloat16), weight.dense(torch.float32)) < 5e-3
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 3, 20, 40])
-def test_products_are_those_of_the_unpacked_weight(form: str, rows: int, kernel_device: torch.device) -> None:
-    inner, columns = inner_of(form), 72  # not a multiple of a tile
-    generator = torch.Generator().manual_seed(rows)
-    half = (
-        torch.bfloat16 if kernel_device.type == "cuda" else torch.float16
-    )  # the interpreter's products know no bfloat16
-    for dtype, normed, gated, biased, added in (
-        (torch.float32, False, False, False, False),
-        (torch.float32, True, True, False, False),
-        (half, True, False, True, False),
-        (half, False, False, False, True),
-    ):
-        weight = packed(form, 2 * columns if gated else columns, inner, kernel_device)
-        x = (torch.randn(rows, inner, generator=generator)).to(kernel_device, dtype)
-        norm = Norm(torch.rand(inner, generator=generator).to(kernel_device, dtype) + 0.5, 1e-5) if normed else None
-        bias = torch.randn(columns, generator=generator).to(kernel_device, dtype) if biased else None
-        residual = torch.randn(rows, columns, generator=generator).to(kernel_device, dtype) if added else None
-        wide = x.float()
-        if norm is not None:
-            wide = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + norm.eps) * norm.weight.float()
-        want = F.linear(wide, weight.dense(torch.float32), bias.float() if bias is not None else None)
-        if gated:
-            want = F.silu(want[:, :columns]) * want[:, columns:]
-        if residual is not None:
-            want = want + residual.float()
-        got = quantized_linear(x, weight, norm=norm, bias=bias, residual=residual, gated=gated)
-        assert residual is None or got is residual
-        assert error(got, want) < (2e-6 if dtype == torch.float32 else 6e-3), (dtype, normed, gated)
 
 
 @pytest.mark.parametrize("form", [*FORMS, "fp8 rows 336"])

@@ -1,8 +1,8 @@
 """Products with packed weights: few rows by our kernels, many by the vendor's library.
 
-Few rows are multiplied as two FP8 parts (`parts.py`), in float32 by weights that are unpacked in registers. Many rows
-of FP8 with a scale a row are rounded to FP8 where they are made: behind the norm and behind the gate. Groups and codes
-are unpacked into memory for them. Norms keep their weights: no packed weight can take them in.
+Few rows are multiplied as two FP8 parts (`parts.py`). Many rows of FP8 with a scale a row are rounded to FP8 where they
+are made: behind the norm and behind the gate. For groups, codes and float32 the weight is unpacked into memory. Norms
+keep their weights: no packed weight can take them in.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from . import fp8_rows
 from .fp8_rows import Fp8Rows
 from .interface import How, Norm, Unfusable
 from .parts import parts_linear, split, uses_parts
-from .quantized_rows import MOST_ROWS, quantized_linear, unpacked_linear
 from .rowwise import add_norm, silu_mul
+from .unpacked import unpacked_linear
 
-# FP8 with a scale a row: up to here our kernel, which takes activations as they are and saves launches. On an H200 the
-# library's product of two FP8 matrices takes 34 us where our kernel takes 53, for 16 rows of an 8B model's gate and up.
-FEW_ROWS = 1
 _PROBE_ROWS = 64
 
 
@@ -56,11 +53,6 @@ class QuantizedNormed:
         if uses_parts(weight, rows, dtype):
             parts = split(delta, weight, residual, self._norm, how.overlap)
             return parts_linear(parts, weight, dtype, bias=bias, gated=gated, overlap=how.overlap)
-        if rows <= _few(weight, dtype):
-            if delta is None:
-                return quantized_linear(residual, weight, norm=self._norm, bias=bias, gated=gated, overlap=how.overlap)
-            normed = add_norm(delta, residual, self._norm, how.overlap)
-            return quantized_linear(normed, weight, bias=bias, gated=gated, overlap=how.overlap)
         if how.rounds and _multiplies_fp8(
             weight, dtype
         ):  # what is no tensor goes to `feed`'s product, which expects it
@@ -79,8 +71,7 @@ class QuantizedNormed:
         return fp8_rows.finish(made, weight, dtype, self._bias)
 
     def overlaps(self, rows: int) -> bool:
-        dtype = self._norm.weight.dtype
-        return uses_parts(self._weight, rows, dtype) or rows <= _few(self._weight, dtype)
+        return uses_parts(self._weight, rows, self._norm.weight.dtype)
 
     def rounding_error(self) -> float:
         if not _multiplies_fp8(self._weight, self._norm.weight.dtype):
@@ -112,9 +103,6 @@ class QuantizedResidual:
                 parts = split(x, weight, overlap=how.overlap)
                 parts_linear(parts, weight, x.dtype, residual=residual, overlap=how.overlap)
                 return None
-            if x.shape[0] <= _few(weight, x.dtype):
-                quantized_linear(x, weight, residual=residual, overlap=how.overlap)
-                return None
             if not (how.rounds and _multiplies_fp8(weight, x.dtype)):
                 return unpacked_linear(x, weight, None)
             x = fp8_rows.rows_fp8(x, self.input_scale)
@@ -131,10 +119,6 @@ class QuantizedResidual:
         residual = x.new_zeros((_PROBE_ROWS, self._weight.rows))
         left = self(fp8_rows.rows_fp8(x), residual, How())
         return _distance(residual if left is None else left, unpacked_linear(x, self._weight, None))
-
-
-def _few(weight: PackedWeight, dtype: torch.dtype) -> int:
-    return FEW_ROWS if _multiplies_fp8(weight, dtype) else MOST_ROWS
 
 
 def _multiplies_fp8(weight: PackedWeight, dtype: torch.dtype) -> bool:
