@@ -158,7 +158,7 @@ def test_calibrated_scales_of_inputs_are_read(tmp_path: Path) -> None:
     made.write(tmp_path, made.tiny_model(), *made.FORMATS["compressed-tensors FP8 static"])
     files = quantized_files(tmp_path, None)
     assert files is not None
-    assert [files.read(layer).input_scale for layer in files.layers.values()] == pytest.approx([0.02] * 14)
+    assert [files.read(layer).input_scale for layer in files.layers.values()] == pytest.approx([0.25] * 14)
 
 
 def test_modelopt_may_state_it_in_a_file_of_its_own(tmp_path: Path) -> None:

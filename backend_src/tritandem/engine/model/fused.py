@@ -90,10 +90,11 @@ class FusedDecoder:
                 yield from (layer.feed_forward.gate_up, layer.feed_forward.down)
         yield self._head
 
-    def decode(self, ids: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
-        """One token a row: `ids` int64 [S]. Stores the new K and V; logits [S, V] in the model's dtype."""
+    def decode(self, ids: torch.Tensor, rows: DecodeRows, rounds: bool = True) -> torch.Tensor:
+        """One token a row: `ids` int64 [S]. Stores the new K and V; logits [S, V] in the model's dtype. `rounds`: of
+        `How`."""
         residual = F.embedding(ids, self._embedding)
-        how = How(fuse=True, overlap=self._overlaps(len(ids)))
+        how = How(fuse=True, overlap=rounds and self._overlaps(len(ids)), rounds=rounds)
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(residual, delta, how)

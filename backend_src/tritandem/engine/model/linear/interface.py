@@ -27,8 +27,8 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class How:
     """`fuse`: the products of a decode step, where launches are what costs. `overlap`: a launch may begin while the
-    kernel before it ends (it waits before it reads); so may every kernel between. `rounds`: activations may be rounded
-    to what a quantized weight is multiplied by fastest."""
+    kernel before it ends (it waits before it reads); so may every kernel between. `rounds`: a quantized weight may be
+    multiplied by what is fastest, activations rounded; else as if it were unpacked."""
 
     fuse: bool = False
     overlap: bool = False
@@ -57,10 +57,10 @@ class Feeding(Protocol):
 
 @runtime_checkable
 class Rounding(Protocol):
-    """A product that rounds activations where rows are many."""
+    """A product whose result depends on `How.rounds`."""
 
-    def rounding_error(self) -> float:
-        """Of its result, relative, for random inputs and none of their calibrated scales; 0: it rounds nothing."""
+    def misses(self) -> str | None:
+        """In words, how its ways to multiply random inputs differ more than they should; None: they do not."""
 
 
 class ResidualLinear(Protocol):
