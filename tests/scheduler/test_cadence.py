@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 from tritandem.contracts.errors import Outcome
 from tritandem.contracts.requests import OutputOptions
@@ -10,10 +11,11 @@ from tritandem.contracts.stream import FinishReason, LoadSnapshot
 from tritandem.scheduler.cadence import LEAST_NS, MOST_COST_NS, TICK_NS, Cadence
 from tritandem.scheduler.desk import Desk
 from tritandem.scheduler.lifecycle import Ending, State
+from tritandem.scheduler.senders import COSTED, Senders
 from tritandem.scheduler.ticket import Ticket
 
 from tests.fakes.engine_port import FakeEngine, answer_tokens
-from tests.fakes.scheduling import Start, request
+from tests.fakes.scheduling import Start, request, wait_until
 from tests.fakes.sinks import RecordingSink
 from tests.fakes.text_streams import text_of
 
@@ -127,6 +129,31 @@ def test_a_first_answer_and_a_last_one_wait_for_no_interval() -> None:
     stage.now_ns = stage.cadence.interval_ns() + TICK_NS
     assert stage.taken() is resting
     assert stage.taken() is None, "an older place of one that has ended is passed over"
+
+
+def test_what_a_response_takes_is_time_in_a_sender_s_hands_and_not_its_rest() -> None:
+    """One sender; each response takes 3 ms of this test's clock, and a second passes before the next has text."""
+    stage = Counter(0, share=1.0)
+
+    def send(chunk: object) -> None:
+        stage.now_ns += 3 * MS
+
+    ticket = stage.newcomer(1)
+    ticket.sink = RecordingSink(before_send=send)
+    ended: list[Ticket] = []
+    senders = Senders(stage.desk, 1, lambda: stage.now_ns, ended.append, nullcontext())
+    before_ns = stage.cadence._cost_ns
+    senders.start()
+    for number in range(2 * COSTED):
+        wait_until(lambda: stage.desk._idle_senders == 1)
+        stage.now_ns += 1000 * MS
+        stage.say(ticket)
+        wait_until(lambda number=number: len(ticket.sink.chunks) > number)
+    stage.desk.end(ticket, DONE)
+    wait_until(lambda: ended == [ticket])
+    stage.desk.close()
+    assert senders.join(5.0)
+    assert before_ns < stage.cadence._cost_ns < 3 * MS
 
 
 def test_streams_that_come_end_and_are_stopped_at_random_are_complete_and_leave_no_count(start: Start) -> None:
