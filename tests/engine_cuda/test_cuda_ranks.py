@@ -15,15 +15,16 @@ from tritandem.engine.model.joined import join
 from tritandem.engine.model.loader import LoadedModel, inspected, load_model, load_weights
 from tritandem.engine.parallel import registry as parallel
 from tritandem.engine.parallel.interface import Sizes
-from tritandem.engine.runners import company, rank_devices, rank_threads, ranks
 from tritandem.engine.service import EngineService
+
+pytest.importorskip("triton")
+from tritandem.engine.runners import company, rank_devices, rank_threads, ranks
 
 from tests.added.loop_attention import LoopAttention
 from tests.engine.engine_rig import Answer, Rig, prompts, request, tokens_of
 from tests.engine.structured_rig import mixture, structure_of, table_walker
 from tests.engine.test_cpu_ranks import FEATURES, folder
 
-pytest.importorskip("triton")
 pytestmark = pytest.mark.gpu
 
 CPU = torch.device("cpu")
