@@ -170,6 +170,24 @@ def test_a_stream_that_never_ends_does_not_keep_a_restarted_engine_out(start: St
     engine.strand.set()
 
 
+def test_a_request_that_is_handed_over_twice_to_an_engine_runs_there_once(start: Start) -> None:
+    """As happens where an engine is back before the scheduling thread has dealt with its going."""
+    engine, sink = FakeEngine(automatic=False), RecordingSink()
+    service = start([engine]).service
+    service.submit(request(3, max_tokens=3), sink)
+    [seq_id] = engine.wait_live(1)
+    [ticket] = service._open.values()
+    engine.emit([(seq_id, [3000, 3001], FinishCode.RUNNING)])
+    wait_until(lambda: ticket.tokens == 2)
+    service._core.links[0].submit([ticket])
+    service.submit(request(5), RecordingSink())
+    later = engine.wait_live(2)[1]
+    assert [asked.prompt_ids[0] for asked in engine.submits[-1]] == [5]
+    engine.emit([(seq_id, [3002], FinishCode.LENGTH), (later, [5000], FinishCode.LENGTH)])
+    sink.wait_end()
+    assert sink.text == text_of(answer_tokens(3, 3))
+
+
 def test_requests_wait_for_an_engine_that_is_still_loading(start: Start) -> None:
     engine = FakeEngine()
     engine.dead = True

@@ -21,7 +21,7 @@ from .desk import Desk
 from .lifecycle import State
 from .messages import EngineDown, EngineUp, Refused, Tell
 from .ports import TextStreamsPort
-from .ticket import Ticket
+from .ticket import NO_SEQUENCE, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +210,8 @@ class EngineLink:
             with self._desk.lock:
                 if ticket.life.state is not State.DISPATCHED or ticket.engine != self.name:
                     continue  # it ended while it was on its way
+                if ticket.seq_id != NO_SEQUENCE:
+                    continue  # handed over twice: an engine that was back at once has it from the first time
                 ticket.text_state, ticket.seq_id = state, seq_id
             accepted.append(ticket)
             requests.append(_engine_request(ticket, seq_id))
