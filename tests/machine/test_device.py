@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tritandem.machine.device import Device, DeviceGroup, is_device
 
@@ -42,8 +44,10 @@ def test_devices_of_one_engine_are_written_as_they_are_read(text: str) -> None:
     assert group.first == group.members[0]
 
 
-@pytest.mark.parametrize("text", ["cuda:0+cpu", "auto+auto", "cuda+cuda:1", "cuda:0+", "+", "cuda:0,cuda:1"])
+@pytest.mark.parametrize(
+    "text", ["cuda:0+cpu", "auto+auto", "cuda+cuda:1", "cuda:0+", "+", "cpu+", "cpu++cpu", "cuda:0,cuda:1"]
+)
 def test_ranks_are_on_devices_of_one_kind_that_are_named(text: str) -> None:
     assert not is_device(text)
-    with pytest.raises(ValueError, match=r"^given .*, allowed: auto, cpu, cuda, cuda:N"):
+    with pytest.raises(ValueError, match=rf"^given {re.escape(repr(text))}, allowed: auto, cpu, cuda, cuda:N"):
         DeviceGroup.parse(text)

@@ -48,11 +48,16 @@ class DeviceGroup:
     @classmethod
     def parse(cls, text: str) -> DeviceGroup:
         """Raises ValueError saying what was given and what is allowed."""
-        members = tuple(Device.parse(word.strip()) for word in text.split("+"))
-        if len(members) > 1:
-            named = all(device.kind == "cuda" and device.index is not None for device in members)
-            if not named and any(device.kind != "cpu" for device in members):
-                raise ValueError(f"given {text!r}, allowed: {FORMS}")
+        words = text.split("+")
+        if len(words) == 1:
+            return cls((Device.parse(text),))
+        try:
+            members = tuple(Device.parse(word.strip()) for word in words)
+        except ValueError:
+            raise ValueError(f"given {text!r}, allowed: {FORMS}") from None
+        named = all(device.kind == "cuda" and device.index is not None for device in members)
+        if not named and any(device.kind != "cpu" for device in members):
+            raise ValueError(f"given {text!r}, allowed: {FORMS}")
         return cls(members)
 
     @property
