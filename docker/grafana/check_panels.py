@@ -27,7 +27,9 @@ SHOWN = 4  # series of a panel
 # What stays empty without a GPU: rows, and panels of other rows. And as long as the fast tokenizer, which needs no
 # cache, is in use, or the OpenAI API is not.
 GPU_ROWS = {"GPU"}
-OPTIONAL_PANELS = {"Step launch latency", "Staging", "Tokenizer's prefix cache", "OpenAI API by outcome"}
+OPTIONAL_PANELS = {
+    "Step launch latency", "Launch skew", "Staging", "Tokenizer's prefix cache", "OpenAI API by outcome",
+}  # fmt: skip
 
 
 class QueryFailed(Exception):

@@ -48,6 +48,7 @@ SECONDS = "3"
 # What only an engine on a GPU has.
 GPU_ONLY = {family for family in f.FAMILIES if family.name.startswith("tritandem_gpu_")} | {
     f.GRAPH_LAUNCH,
+    f.LAUNCH_SKEW,
     f.STAGING_BYTES,
 }
 

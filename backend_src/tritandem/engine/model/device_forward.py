@@ -213,8 +213,10 @@ def _check_agreement(fused: FusedDecoder, packed: PackedForward, vocab_size: int
     the result. Those are judged one by one. Raises Unfusable when they differ."""
     for reason in _wrong_products(fused):
         raise Unfusable(reason)
-    # A deep model with random weights differs by several percent in bfloat16; a wrong kernel by more than half.
-    limit = 1e-3 if packed.cache.keys[0].dtype == torch.float32 else 0.15
+    # A deep model with random weights differs by several percent in bfloat16, by up to 17 over a cache of FP8; a wrong
+    # kernel by more than half.
+    cached = packed.cache.keys[0].dtype
+    limit = 1e-3 if cached == torch.float32 else 0.15 if cached.itemsize > 1 else 0.3
     for name, (ours, theirs) in zip(("prefill", "decode"), _probe(fused, packed, vocab_size), strict=True):
         error = float((ours.float() - theirs).norm() / theirs.norm())
         if not error <= limit:
