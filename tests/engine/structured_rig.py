@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -60,6 +61,23 @@ def mixture(count: int = 15) -> list[EngineRequest]:
         else:
             requests.append(request(number, ids, **DRAWN))
     return requests
+
+
+def come_and_go(rig: Rig, requests: Sequence[EngineRequest], rng: random.Random) -> set[int]:
+    """All arrive, with masks or tables, some are cancelled, the rest come to their end. Returns who was cancelled."""
+    cancelled, waiting = set[int](), list(requests)
+    for _ in range(5000):
+        if waiting and rng.random() < 0.3:
+            one = waiting.pop()
+            rig.core.add(one, 1, rng.choice((structure_of, table_walker))(one))
+        live = rig.core.live_ids()
+        if live and rng.random() < 0.03:
+            cancelled.add(rng.choice(live))
+            rig.core.cancel(cancelled)
+        rig.step()
+        if not waiting and rig.core.idle():
+            break
+    return cancelled
 
 
 def check(requests: Sequence[EngineRequest], answers: dict[int, Answer]) -> None:

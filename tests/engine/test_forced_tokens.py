@@ -16,7 +16,7 @@ from tritandem.grammar import Grammar, Kind
 
 from tests.engine.engine_rig import Answer, Rig, make_runner, prompts, request
 from tests.engine.spelled import END, SPELLING, text_of
-from tests.engine.structured_rig import DRAWN, begun, regex, structure_of, structured, table_walker
+from tests.engine.structured_rig import DRAWN, begun, come_and_go, regex, structure_of, structured, table_walker
 from tests.fakes.delayed_runner import DelayedRunner
 
 FIXED = (
@@ -165,19 +165,8 @@ def test_whoever_comes_goes_or_gives_way_changes_nobody_else_s_answer(seed: int)
     rng, requests = random.Random(seed), fixed(20)
     alone = answered(make_runner(), requests, WITHOUT).answers
     runner = DelayedRunner(make_runner(num_blocks=40, max_sequences=5), 1 + seed % 3)
-    rig, cancelled = Rig(runner, forcing=EVERYWHERE), set[int]()
-    waiting = list(requests)
-    for _ in range(5000):
-        if waiting and rng.random() < 0.3:
-            one = waiting.pop()
-            rig.core.add(one, 1, rng.choice((structure_of, table_walker))(one))
-        live = rig.core.live_ids()
-        if live and rng.random() < 0.03:
-            cancelled.add(rng.choice(live))
-            rig.core.cancel(cancelled)
-        rig.step()
-        if not waiting and rig.core.idle():
-            break
+    rig = Rig(runner, forcing=EVERYWHERE)
+    cancelled = come_and_go(rig, requests, rng)
     for seq_id, answer in rig.answers.items():
         whole = alone[seq_id].tokens
         assert answer.tokens == (whole[: len(answer.tokens)] if seq_id in cancelled else whole)

@@ -22,12 +22,12 @@ from tests.engine.structured_rig import (
     DRAWN,
     REGEXES,
     check,
+    come_and_go,
     mixture,
     regex,
     run,
     structure_of,
     structured,
-    table_walker,
 )
 from tests.fakes.delayed_runner import DelayedRunner
 
@@ -85,19 +85,8 @@ def test_whoever_comes_goes_or_gives_way_changes_nobody_else_s_answer(seed: int)
     rng, requests = random.Random(seed), mixture(24)
     alone = run(make_runner(), requests)
     runner = DelayedRunner(make_runner(num_blocks=40, max_sequences=5), 2)
-    rig, cancelled = Rig(runner), set[int]()
-    waiting = list(requests)
-    for _ in range(5000):
-        if waiting and rng.random() < 0.3:
-            one = waiting.pop()
-            rig.core.add(one, 1, rng.choice((structure_of, table_walker))(one))
-        live = rig.core.live_ids()
-        if live and rng.random() < 0.03:
-            cancelled.add(rng.choice(live))
-            rig.core.cancel(cancelled)
-        rig.step()
-        if not waiting and rig.core.idle():
-            break
+    rig = Rig(runner)
+    cancelled = come_and_go(rig, requests, rng)
     check([one for one in requests if one.seq_id not in cancelled], rig.answers)
     for seq_id, answer in rig.answers.items():
         whole = alone[seq_id].tokens

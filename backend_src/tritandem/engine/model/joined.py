@@ -15,8 +15,8 @@ from ..parallel.interface import Exchange
 from .share import DOWN, HEAD, OUT, Share
 
 
-class Summed(nn.Module):
-    """A linear layer over a part of its inputs, on every rank; the result is the sum."""
+class _Joined(nn.Module):
+    """A linear layer of which this rank has `part`."""
 
     part: nn.Module
     exchange: Exchange
@@ -24,21 +24,18 @@ class Summed(nn.Module):
     def __init__(self, part: nn.Module, exchange: Exchange) -> None:
         super().__init__()
         self.part, self.exchange = part, exchange
+
+
+class Summed(_Joined):
+    """A linear layer over a part of its inputs, on every rank; the result is the sum."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         partial: torch.Tensor = self.part(x)
         return self.exchange.sum(partial)
 
 
-class Gathered(nn.Module):
+class Gathered(_Joined):
     """A linear layer of which every rank has a part of the outputs; the result is all of them."""
-
-    part: nn.Module
-    exchange: Exchange
-
-    def __init__(self, part: nn.Module, exchange: Exchange) -> None:
-        super().__init__()
-        self.part, self.exchange = part, exchange
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         part: torch.Tensor = self.part(x)
